@@ -1,0 +1,117 @@
+"""Options, markers and the Vulkan runner that the tests share.
+
+Every test that uses `vulkan_runner` is marked `vulkan` and fails if the validation layer says
+anything while it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tuner.errors import NoDeviceError
+
+if TYPE_CHECKING:
+    from tuner.runner.vulkan import VulkanRunner
+
+_VULKAN_FIXTURES = {"vulkan_runner", "gpu_runner", "open_runner"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("vulkan")
+    group.addoption(
+        "--require-vulkan",
+        action="store_true",
+        help="fail, rather than skip, tests for which there is no Vulkan device or layer",
+    )
+    group.addoption("--vulkan-device", metavar="SELECTOR", help="device to test on")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _VULKAN_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.vulkan)
+
+
+@pytest.fixture(scope="session")
+def vulkan_selector(pytestconfig: pytest.Config) -> str | None:
+    """The device that the command line asks for; skips (or fails) where there is none."""
+    selector: str | None = pytestconfig.getoption("--vulkan-device")
+    try:
+        from tuner.device import list_devices, select
+
+        select(list_devices(), selector)
+    except NoDeviceError as error:
+        _missing(pytestconfig, str(error))
+    return selector
+
+
+@pytest.fixture(scope="session")
+def validation(pytestconfig: pytest.Config, vulkan_selector: str | None) -> bool:
+    """Whether the validation layer is there."""
+    from tuner.device import has_validation_layer
+
+    present = has_validation_layer()
+    if not present and pytestconfig.getoption("--require-vulkan"):
+        pytest.fail("the Khronos validation layer is not installed")
+    return present
+
+
+@pytest.fixture(scope="session")
+def vulkan_runner(vulkan_selector: str | None, validation: bool) -> Iterator[VulkanRunner]:
+    """A runner on the device under test, validated if the layer is there."""
+    from tuner.runner.vulkan import VulkanRunner
+
+    runner = VulkanRunner(vulkan_selector, validation)
+    yield runner
+    runner.close()
+    assert runner.messages == []
+
+
+@pytest.fixture
+def open_runner(
+    vulkan_selector: str | None, validation: bool
+) -> Iterator[Callable[..., VulkanRunner]]:
+    """Opens runners of the test's own, validated, too; closes those that the test leaves open."""
+    from tuner.runner.vulkan import VulkanRunner
+
+    opened: list[VulkanRunner] = []
+
+    def open_one(**options: Any) -> VulkanRunner:
+        opened.append(VulkanRunner(vulkan_selector, validation, **options))
+        return opened[-1]
+
+    yield open_one
+    for runner in opened:
+        runner.close()
+    assert [message for runner in opened for message in runner.messages] == []
+
+
+@pytest.fixture
+def gpu_runner(vulkan_runner: VulkanRunner) -> VulkanRunner:
+    """The runner, if it runs on a real GPU."""
+    if vulkan_runner.info.is_cpu:
+        pytest.skip("needs a GPU")
+    return vulkan_runner
+
+
+@pytest.fixture(autouse=True)
+def _silent_validation(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail the test during which the validation layer complains."""
+    if "vulkan_runner" not in request.fixturenames:
+        yield
+        return
+    runner: VulkanRunner = request.getfixturevalue("vulkan_runner")
+    before = len(runner.messages)
+    yield
+    said = runner.messages[before:]
+    del runner.messages[before:]
+    assert said == []
+
+
+def _missing(config: pytest.Config, reason: str) -> None:
+    if config.getoption("--require-vulkan"):
+        pytest.fail(reason)
+    pytest.skip(reason)

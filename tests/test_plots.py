@@ -1,0 +1,297 @@
+"""Figures: they show what the records say, every text is legible, and none is ever shown."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from matplotlib.text import Text
+
+from tests.made_records import (
+    BASELINE,
+    decode,
+    gpu,
+    made_record,
+    made_run,
+    software,
+    twelve_problems,
+)
+from tuner import plots
+from tuner.plots import style
+from tuner.records import Record
+
+RUN = made_run(twelve_problems(), trials=25)
+SOFTWARE_RUN = made_run([decode(1, 4096), decode(4, 512)], device=software(), trials=15)
+FAST: dict[str, int | str] = {**BASELINE, "strategy": "packed_f16"}
+NEAR_THE_CEILING = [
+    made_record(decode(1, 131072), dict(BASELINE), median_us=2000),
+    made_record(decode(1, 131072), FAST, median_us=61.5),
+    made_record(decode(64, 16384), FAST, median_us=420.0),
+    made_record(decode(64, 16384, lengths="lognormal:1024"), FAST, state="timeout"),
+]
+EDGES: dict[str, Sequence[Record]] = {
+    "many": RUN,
+    "near the ceiling": NEAR_THE_CEILING,
+    "one": [made_record()],
+    "none correct": [made_record(state="compile")],
+    "not calibrated": [made_record(read_gb_s=None)],
+    "none": [],
+}
+
+
+def baseline_of(_: str) -> dict[str, int | str]:
+    return dict(BASELINE)
+
+
+def draw(figure: Figure) -> list[Text]:
+    """Draw the figure; its visible texts that are not empty."""
+    FigureCanvasAgg(figure).draw()
+    texts = figure.findobj(Text)
+    return [t for t in texts if isinstance(t, Text) and t.get_visible() and t.get_text().strip()]
+
+
+def words(figure: Figure) -> list[str]:
+    return [text.get_text() for text in draw(figure)]
+
+
+def header(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.texts]
+
+
+def assert_legible(figure: Figure) -> None:
+    """No text leaves the figure, and no two texts overlap."""
+    texts = draw(figure)
+    hidden = {id(text) for axes in figure.axes for text in _ticks_out_of_sight(axes)}
+    boxes = [(text, text.get_window_extent()) for text in texts if id(text) not in hidden]
+    page = figure.bbox
+    for text, box in boxes:
+        assert page.x0 <= box.x0, text
+        assert box.x1 <= page.x1, text
+        assert page.y0 <= box.y0, text
+        assert box.y1 <= page.y1, text
+    for (one, first), (two, second) in itertools.combinations(boxes, 2):
+        across = min(first.x1, second.x1) - max(first.x0, second.x0)
+        along = min(first.y1, second.y1) - max(first.y0, second.y0)
+        # Boxes hold a little air around the letters, those of slanted neighbours a lot of it.
+        slanted = one.get_rotation() % 90 and one.get_rotation() == two.get_rotation()
+        assert slanted or across <= 1 or along <= 2, f"{one!r} overlaps {two!r}"
+
+
+def _ticks_out_of_sight(axes: Axes) -> Iterator[Text]:
+    """Labels of ticks outside the limits, which matplotlib makes but does not draw."""
+    for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        for tick in axis.get_major_ticks():
+            if not min(limits) <= tick.get_loc() <= max(limits):
+                yield tick.label1
+
+
+@pytest.mark.parametrize("name", plots.PLOTS)
+@pytest.mark.parametrize("edge", EDGES)
+def test_every_text_of_a_figure_is_legible(name: str, edge: str) -> None:
+    assert_legible(plots.PLOTS[name](EDGES[edge], gpu(), baseline_of=baseline_of))
+
+
+def test_every_text_of_a_comparison_is_legible() -> None:
+    longer = msgspec.structs.replace(gpu(), name="AMD Radeon RX 7900 XTX (RADV NAVI31)")
+    other = made_run(twelve_problems()[:6], device=longer, trials=5)
+    everything = [
+        plots.Results(RUN, gpu()),
+        plots.Results(other, longer),
+        plots.Results(SOFTWARE_RUN, software()),
+    ]
+    for count in range(4):
+        assert_legible(plots.device_comparison(everything[:count], baseline_of=baseline_of))
+
+
+def test_the_check_for_overlap_notices_overlap() -> None:
+    figure = Figure()
+    figure.text(0.5, 0.5, "one text")
+    figure.text(0.51, 0.5, "another text")
+    with pytest.raises(AssertionError, match="overlaps"):
+        assert_legible(figure)
+
+
+@pytest.mark.parametrize("name", plots.PLOTS)
+def test_the_header_names_device_driver_date_and_number(name: str) -> None:
+    figure = plots.PLOTS[name](RUN, gpu(), baseline_of=baseline_of)
+    subtitle = f"NVIDIA H200 · NVIDIA 580.159.04 · 2026-11-29 · n = {len(RUN)} trials"
+    assert subtitle in header(figure)
+    assert style.SOFTWARE_NOTE not in header(figure)
+
+
+@pytest.mark.parametrize("name", plots.PLOTS)
+def test_a_software_driver_is_said_to_prove_function_only(name: str) -> None:
+    figure = plots.PLOTS[name](SOFTWARE_RUN, software(), baseline_of=baseline_of)
+    assert style.SOFTWARE_NOTE in header(figure)
+
+
+def test_trials_with_an_older_driver_are_left_out_and_counted() -> None:
+    old = msgspec.structs.replace(gpu(), driver_info="570.0")
+    made = [
+        made_record(device=old, time="2026-01-01T00:00:00Z", median_us=1.0),
+        made_record(median_us=100.0),
+    ]
+    shown = words(plots.utilisation_by_problem(made, gpu(), baseline_of=baseline_of))
+    assert any("580.159.04" in w and "(1 with other drivers left out)" in w for w in shown)
+    assert any("100 µs" in w for w in shown)
+    assert not any("1.00 µs" in w for w in shown)
+
+
+def test_bars_have_the_lengths_of_the_utilisations() -> None:
+    problem = decode(8, 16384)
+    made = [
+        made_record(problem, dict(BASELINE), median_us=1000.0),
+        made_record(problem, FAST, median_us=100.0),
+        made_record(problem, {**FAST, "subgroups": 2}, median_us=300.0),
+    ]
+    figure = plots.utilisation_by_problem(made, gpu(), baseline_of=baseline_of)
+    (axes,) = figure.axes
+    lengths = [bar.get_width() for bar in axes.patches]
+    assert lengths == pytest.approx([100 * (r.utilisation or 0) for r in made[:2]])
+    shown = words(figure)
+    assert "60.2 %   100 µs   10.0x" in shown
+    assert "6.0 %   1.00 ms" in shown
+    assert "measured read bandwidth, 4,600 GB/s" in shown
+
+
+def test_a_problem_without_a_correct_variant_says_so() -> None:
+    figure = plots.utilisation_by_problem(NEAR_THE_CEILING, gpu(), baseline_of=baseline_of)
+    assert "no correct variant" in words(figure)
+
+
+def test_the_context_axis_is_binary_and_lines_are_the_best_of_a_strategy() -> None:
+    made = [
+        made_record(decode(1, 4096), FAST, median_us=20.0),
+        made_record(decode(1, 4096), {**FAST, "subgroups": 2}, median_us=10.0),
+        made_record(decode(1, 16384), FAST, median_us=50.0),
+        made_record(decode(1, 16384), {**FAST, "strategy": "int_dot"}, median_us=60.0),
+    ]
+    figure = plots.utilisation_by_context(made, gpu(), baseline_of=baseline_of)
+    (axes,) = figure.axes
+    assert axes.get_xscale() == "log"
+    drawn = {tuple(line.get_xdata()): tuple(line.get_ydata()) for line in axes.lines}
+    assert drawn[4096, 16384] == pytest.approx(
+        (100 * (made[1].utilisation or 0), 100 * (made[2].utilisation or 0))
+    )
+    assert {"4k", "16k", "1 sequence", "int_dot", "packed_f16"} <= set(words(figure))
+
+
+def test_panels_of_the_context_figure_tell_geometries_apart() -> None:
+    made = [made_record(decode(1, 4096, gqa=gqa), FAST) for gqa in (4, 8)]
+    shown = words(plots.utilisation_by_context(made, gpu(), baseline_of=baseline_of))
+    assert {"GQA 4, 1 sequence", "GQA 8, 1 sequence"} <= set(shown)
+
+
+def test_the_history_is_a_staircase_of_the_best_so_far() -> None:
+    times = [100.0, 50.0, 70.0, 20.0, 90.0]
+    made = [
+        made_record(values={"n": n}, median_us=time, time=f"2026-11-29T12:00:0{n}Z")
+        for n, time in enumerate(times)
+    ]
+    made.insert(2, made_record(values={"n": 9}, state="timeout"))
+    (axes,) = plots.search_history(made, gpu(), baseline_of=lambda _: None).axes
+    dots, stairs, failed = axes.lines
+    assert list(dots.get_xdata()) == [1, 2, 4, 5, 6]
+    assert list(dots.get_ydata()) == pytest.approx(times)
+    assert list(stairs.get_xdata()) == [1, 2, 2, 5, 5, 6]
+    assert list(stairs.get_ydata()) == pytest.approx([100, 100, 50, 50, 20, 20])
+    assert list(failed.get_xdata()) == [3]
+
+
+def test_the_history_leaves_the_final_measurement_out() -> None:
+    made = [made_record(median_us=10.0), made_record(median_us=12.0, note="final")]
+    (axes,) = plots.search_history(made, gpu(), baseline_of=lambda _: None).axes
+    assert list(axes.lines[0].get_ydata()) == pytest.approx([10.0])
+
+
+def test_the_history_shows_six_problems_and_says_of_how_many() -> None:
+    figure = plots.search_history(RUN, gpu(), baseline_of=baseline_of)
+    assert len(figure.axes) == 6
+    assert "6 of 12 problems shown, those with the most trials" in header(figure)
+
+
+def test_influence_is_the_slowdown_of_the_best_with_a_value() -> None:
+    made = [made_record(values=dict(BASELINE), median_us=5000.0)]
+    for a, b, time in ((1, 1, 100.0), (1, 2, 120.0), (2, 1, 200.0), (2, 2, 240.0)):
+        values: dict[str, int | str] = {**FAST, "subgroups": a, "tokens_unrolled": b}
+        made.append(made_record(values=values, median_us=time))
+    strongest, weaker = plots.influences(made, baseline_of=baseline_of)
+    assert (strongest.parameter, weaker.parameter) == ("subgroups", "tokens_unrolled")
+    assert strongest.slowdowns == {1: (1.0,), 2: (pytest.approx(2.0),)}
+    assert weaker.slowdowns == {1: (1.0,), 2: (pytest.approx(1.2),)}
+    # Times are products, so their logarithms are sums and the shares add up to one.
+    assert strongest.explained + weaker.explained == pytest.approx(1.0)
+    assert strongest.explained > 0.9
+
+
+def test_influence_pools_problems_by_dots() -> None:
+    made = [
+        made_record(decode(s, 4096), {**FAST, "subgroups": n}, median_us=10.0 * s * n)
+        for s in (1, 8)
+        for n in (1, 2)
+    ]
+    (influence,) = plots.influences(made, baseline_of=baseline_of)
+    assert influence.slowdowns[2] == pytest.approx((2.0, 2.0))
+
+
+def test_a_comparison_shows_what_only_one_device_was_tuned_for() -> None:
+    figure = plots.device_comparison(
+        [plots.Results(RUN, gpu()), plots.Results(SOFTWARE_RUN, software())],
+        baseline_of=baseline_of,
+    )
+    shown = words(figure)
+    assert shown.count("not tuned") == 11 + 1
+    assert len(figure.axes[0].patches) == 12 + 2
+    assert style.SOFTWARE_NOTE in shown
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "text"),
+    [
+        (3.14159, "3.14 ns"),
+        (25_000.0, "25.0 µs"),
+        (99_960.0, "100 µs"),
+        (999_600.0, "1.00 ms"),
+        (1.906e6, "1.91 ms"),
+        (2.5e9, "2.50 s"),
+        (0.9999e9, "1.00 s"),
+    ],
+)
+def test_times_have_three_digits_and_a_unit(nanoseconds: float, text: str) -> None:
+    assert style.time_text(nanoseconds) == text
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"), [(512, "512"), (4096, "4k"), (5000, "5,000"), (131072, "128k")]
+)
+def test_token_counts_are_written_as_people_say_them(tokens: int, text: str) -> None:
+    assert style.tokens_text(tokens) == text
+
+
+def test_a_saved_figure_is_a_picture(tmp_path: Path) -> None:
+    figure = plots.utilisation_by_problem(RUN, gpu(), baseline_of=baseline_of)
+    path = plots.save(figure, tmp_path / "new" / "picture.png", dots_per_inch=50)
+    height, width, _ = imread(path).shape
+    assert (width, height) == (450, pytest.approx(figure.get_figheight() * 50, abs=1))
+    assert [p.name for p in path.parent.iterdir()] == ["picture.png"]
+
+
+def test_plots_need_no_display_and_no_pyplot() -> None:
+    code = "import sys, tuner.plots; print('matplotlib.pyplot' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent.parent,
+        check=True,
+    )
+    assert done.stdout.strip() == "False"

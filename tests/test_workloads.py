@@ -1,0 +1,212 @@
+"""Shape texts, model names, workload files and the workloads that come with the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner import workloads
+from tuner.errors import InputFileError, UnknownNameError, UsageError
+from tuner.problems import PagedDecodeProblem
+
+LLAMA_8B = {"query_heads": 32, "kv_heads": 8, "head_size": 128}
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> PagedDecodeProblem:
+    """Any legal problem of moderate size, with every kind of lengths."""
+    sequences = draw(st.integers(1, 9))
+    context = draw(st.integers(1, 9_000))
+    low = draw(st.integers(1, context))
+    listed = [context] + draw(
+        st.lists(st.integers(0, context), min_size=sequences - 1, max_size=sequences - 1)
+    )
+    kv_heads = draw(st.integers(1, 9))
+    kinds = ("equal", f"uniform:{low}", f"lognormal:{low}", f"straggler:{low}")
+    return PagedDecodeProblem(
+        sequences=sequences,
+        context=context,
+        kv_heads=kv_heads,
+        query_heads=kv_heads * draw(st.integers(1, 16)),
+        head_size=draw(st.sampled_from((64, 80, 96, 112, 128, 192, 256))),
+        block_size=draw(st.integers(1, 64)),
+        lengths=draw(st.sampled_from((*kinds, "list:" + ",".join(map(str, listed))))),
+    )
+
+
+@given(problems())
+def test_every_problem_has_a_shape_text_that_means_it(problem: PagedDecodeProblem) -> None:
+    assert workloads.parse_shape(workloads.format_shape(problem)) == problem
+
+
+def test_shape_parts_come_in_any_order_and_case_and_with_k() -> None:
+    expected = PagedDecodeProblem(sequences=8, context=16_384, block_size=32, **LLAMA_8B)
+    assert workloads.parse_shape("8x16k:h32/8:d128:b32") == expected
+    assert workloads.parse_shape(" 8X16384:B32:D128:H32/8:equal ") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "part ''"),
+        ("8", "part '8'"),
+        ("8x16m:h32/8:d128", "part '8x16m'"),
+        ("8x16:h32:d128", "part 'h32'"),
+        ("8x16:h32/8", "dHEAD is missing"),
+        ("8x16:d128", "hQUERY/KV is missing"),
+        ("8x16:h32/8:d128:d64", "part 'd64' comes twice"),
+        ("8x16:h32/8:d128:z3", "part 'z3'"),
+        ("8x16:h32/7:d128", "multiple of kv_heads"),
+        ("8x16:h32/8:d0", "head_size is 0"),
+        ("0x16:h32/8:d128", "sequences is 0"),
+        ("99999999x16:h32/8:d128", "sequences is 99999999"),
+        ("8x16:h32/8:d128:lognormal", "lengths 'lognormal'"),
+        ("8x16:h32/8:d128:lognormal:17", "lengths 'lognormal:17'"),
+        ("8x16:h32/8:d128:list:1,2", "needs 8 numbers"),
+    ],
+)
+def test_a_bad_shape_is_refused_naming_the_part(text: str, told: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        workloads.parse_shape(text)
+    assert told in str(caught.value)
+    assert workloads.SHAPE_SYNTAX in str(caught.value)
+
+
+@given(st.text(alphabet="0123456789xhdb/:k,lognormaleqi -", max_size=40))
+def test_any_text_is_a_shape_or_a_usage_error(text: str) -> None:
+    try:
+        problem = workloads.parse_shape(text)
+    except UsageError:
+        return
+    assert workloads.parse_shape(workloads.format_shape(problem)) == problem
+
+
+def test_counts_name_the_option_and_the_entry() -> None:
+    assert workloads.parse_counts("--context", "4096,16k, 7") == (4096, 16_384, 7)
+    with pytest.raises(UsageError, match=r"--context '4,x': 'x' is no number"):
+        workloads.parse_counts("--context", "4,x")
+
+
+def test_models_are_found_in_any_case_and_unknown_ones_get_the_nearest() -> None:
+    shape = workloads.model("LLAMA-3.1-8b")
+    assert (shape.query_heads, shape.kv_heads, shape.head_size) == (32, 8, 128)
+    with pytest.raises(UnknownNameError, match=r"did you mean Llama-3\.1-8B or"):
+        workloads.model("llama-3-8b")
+
+
+def test_every_model_of_the_table_makes_problems() -> None:
+    names = [shape.name for shape in workloads.models()]
+    assert len(names) == len(set(names)) == 18
+    for name in names:
+        found = workloads.model_problems(name, sequences=(1, 8), contexts=(64, 128, 64))
+        assert [(p.sequences, p.context) for p in found] == [(1, 64), (1, 128), (8, 64), (8, 128)]
+
+
+def test_a_workload_file_multiplies_sequences_and_contexts_and_drops_repeats() -> None:
+    text = """
+[[problem]]
+model = "llama-3.1-8b"
+sequences = [1, 4]
+context = [512, 1024]
+
+[[problem]]   # the first problem again, by geometry
+query_heads = 32
+kv_heads = 8
+head_size = 128
+sequences = 1
+context = 512
+
+[[problem]]
+model = "Phi-4"
+sequences = 3
+context = 700
+lengths = "lognormal:100"
+block_size = 8
+"""
+    found = workloads.parse_workload(text, path="own.toml")
+    assert [(p.sequences, p.context) for p in found] == [
+        (1, 512),
+        (1, 1024),
+        (4, 512),
+        (4, 1024),
+        (3, 700),
+    ]
+    assert (found[4].lengths, found[4].block_size, found[4].group) == ("lognormal:100", 8, 4)
+
+
+GOOD = '[[problem]]\nmodel = "Phi-4"\nsequences = 1\ncontext = 64\n\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "told"),
+    [
+        ("a = [", 1, "malformed TOML"),
+        (GOOD + "[[problem]\nmodel = 1\n", 6, "malformed TOML"),
+        ("", None, "needs at least one [[problem]] table"),
+        ("# nothing\nproblem = 3\n", 2, "needs at least one [[problem]] table"),
+        (GOOD + "[other]\nx = 1\n", 6, "unknown key 'other'"),
+        (GOOD + '[[problem]]\n\nmodel = "Phi-5"\n', 8, "did you mean Phi-4"),
+        (GOOD + "[[problem]]\nmodel = 4\n", 7, "must be a name"),
+        (GOOD + '[[problem]]\nmodel = "Phi-4"\nsequences = 1\n', 6, "context is missing"),
+        (GOOD + "[[problem]]\nsequences = 1\ncontext = 1\n", 6, "query_heads is missing"),
+        (GOOD + '[[problem]]\nmodel = "Phi-4"\nhead_size = 64\n', 8, "beside model"),
+        (GOOD + '[[problem]]\nmodel = "Phi-4"\nseqs = 1\n', 8, "unknown key 'seqs'"),
+        (GOOD.replace("64", '"64"'), 4, "context is '64'"),
+        (GOOD.replace("64", "6.4"), 4, "context is 6.4"),
+        (GOOD.replace("64", "[]"), 4, "context is []"),
+        (GOOD.replace("64", "-1"), 4, "context is -1"),
+        (GOOD.replace("sequences = 1", "sequences = true"), 3, "sequences is True"),
+        (GOOD + 'lengths = "log"', 6, "lengths 'log'"),
+        (GOOD + "lengths = 1", 6, "lengths is 1"),
+        (GOOD + "block_size = [8, 16]", 6, "block_size is [8, 16]"),
+    ],
+)
+def test_a_bad_workload_file_is_refused_with_file_and_line(
+    tmp_path: Path, text: str, line: int | None, told: str
+) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputFileError) as caught:
+        workloads.load_workload(str(path))
+    assert (caught.value.path, caught.value.line) == (str(path), line)
+    assert told in str(caught.value)
+
+
+def test_a_workload_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputFileError, match=r"absent\.toml: No such file"):
+        workloads.load_workload(str(tmp_path / "absent.toml"))
+    (tmp_path / "folder.toml").mkdir()
+    with pytest.raises(InputFileError, match=r"folder\.toml: "):
+        workloads.load_workload(str(tmp_path / "folder.toml"))
+    (tmp_path / "latin.toml").write_bytes(b"# \n# caf\xe9\n")
+    with pytest.raises(InputFileError, match=r"latin\.toml:2: not UTF-8"):
+        workloads.load_workload(str(tmp_path / "latin.toml"))
+
+
+def test_default_is_chosen_by_the_kind_of_device() -> None:
+    assert workloads.load_workload("default", on_cpu=True) == workloads.load_workload("default-cpu")
+    assert workloads.load_workload("default") == workloads.load_workload("default-gpu")
+    cached_tokens = [p.sequences * p.context for p in workloads.load_workload("default-cpu")]
+    assert max(cached_tokens) <= 2048, "a software driver must end the default in about a minute"
+
+
+def test_named_workloads_all_load_and_say_what_they_are() -> None:
+    named = workloads.named_workloads()
+    assert set(named) >= {"default-cpu", "default-gpu", "h200-decode"}
+    for name, summary in named.items():
+        assert workloads.load_workload(name)
+        assert summary
+    with pytest.raises(UnknownNameError, match="did you mean h200-decode"):
+        workloads.load_workload("h200")
+
+
+def test_h200_decode_is_the_published_table() -> None:
+    sizes = {(64, 16384), (8, 16384), (1, 131072), (64, 4096), (1, 16384), (1, 4096)}
+    found = workloads.load_workload("h200-decode")
+    assert {(p.sequences, p.context, p.group) for p in found} == {
+        (*size, group) for size in sizes for group in (4, 8)
+    }
+    assert {(p.head_size, p.kv_heads, p.lengths) for p in found} == {(128, 8, "equal")}

@@ -1,0 +1,126 @@
+"""What every command that runs kernels needs: an open device, a compiler, a calibration."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tuner.cli.output import note
+
+if TYPE_CHECKING:
+    from tuner.compile import Compiler
+    from tuner.device_info import DeviceInfo
+    from tuner.records import Calibration
+    from tuner.results import Store
+    from tuner.runner.protocol import Runner
+    from tuner.runner.vulkan import VulkanRunner
+
+_MIB = 2**20
+CPU_READS = (16 * _MIB, 64 * _MIB)
+GPU_READS = (64 * _MIB, 256 * _MIB, 1024 * _MIB, 2048 * _MIB)
+"""Bytes of the calibration's reads, ascending: the ceiling depends on the size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An open device and a compiler whose caches persist."""
+
+    runner: VulkanRunner
+    compiler: Compiler
+
+    @property
+    def info(self) -> DeviceInfo:
+        """The device's snapshot."""
+        return self.runner.info
+
+
+def default_cache() -> Path:
+    """The folder for compiled kernels and pipelines: `kvtune` in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "kvtune"
+
+
+@contextmanager
+def opened(
+    selector: str | None, *, cache: Path | None = None, validation: bool = False
+) -> Iterator[Opened]:
+    """Open a device for the block.
+
+    Raises:
+        NoDeviceError: no driver, or none or several devices that match.
+    """
+    from tuner.compile import Compiler
+    from tuner.runner.vulkan import VulkanRunner
+
+    folder = cache or default_cache()
+    compiler = Compiler(folder / "spirv")
+    runner = VulkanRunner(selector, validation, cache_dir=folder / "pipelines")
+    with closing(runner):
+        yield Opened(runner, compiler)
+
+
+def session_name() -> str:
+    """A name for this run, unique among runs, in order of time."""
+    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(2)}"
+
+
+def calibrate(runner: Runner, session: str) -> Calibration:
+    """Measure the device's read bandwidth at a few sizes; the largest is the ceiling.
+
+    Raises:
+        OutOfMemoryError: not even the smallest read fits.
+    """
+    from tuner.evaluate import utc_now
+    from tuner.records import Calibration
+    from tuner.runner.protocol import Bandwidth
+    from tuner.timing import summarise
+
+    info = runner.info
+    points: dict[int, tuple[float, Bandwidth]] = {}
+    for nbytes in CPU_READS if info.is_cpu else GPU_READS:
+        read = runner.read_bandwidth(nbytes)
+        median_ns = summarise(read.samples_ns).median_ns
+        points[read.bytes_read] = (read.bytes_read / median_ns, read)
+    largest, (read_gb_s, read) = max(points.items())
+    return Calibration(
+        time=utc_now(),
+        session=session,
+        device=info.name,
+        device_uuid=info.uuid,
+        driver=info.driver,
+        read_gb_s=read_gb_s,
+        points=tuple(sorted((nbytes, gb_s) for nbytes, (gb_s, _) in points.items())),
+        samples_ns=read.samples_ns,
+        method=f"pure read of {largest / _MIB:,.0f} MiB, median; {read.detail}",
+    )
+
+
+@contextmanager
+def open_store(out: Path, info: DeviceInfo) -> Iterator[Store]:
+    """The device's results below `out`, open for writing, its snapshot brought up to date.
+
+    Raises:
+        ResultsError: the folder cannot be written to, or what is in it is damaged.
+    """
+    from tuner.results import Store
+
+    with Store(out / info.slug) as store:
+        for repair in store.repairs:
+            note(f"note: {repair}")
+        store.write_device(info)
+        yield store
+
+
+def warn_of_cpu(info: DeviceInfo) -> None:
+    """Say of a software driver that its figures mean nothing."""
+    if info.is_cpu:
+        note(
+            f"note: {info.name} is a CPU driver: figures from it prove that everything works, "
+            "never how fast a kernel is on a GPU"
+        )

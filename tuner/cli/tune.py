@@ -1,0 +1,267 @@
+"""`tune`: calibrate, search, export, plot, sum up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tuner.cli import options
+from tuner.cli.output import microseconds, note, percent, print_json, print_table, say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tuner.cli.session import Opened
+    from tuner.device_info import DeviceInfo
+    from tuner.records import Calibration
+    from tuner.results import Store
+    from tuner.search import ProblemResult, RunResult, Settings, Task
+
+CPU_SECONDS, GPU_SECONDS = 30.0, 40.0
+"""Seconds for each problem where no budget is given."""
+INTERRUPTED = 130
+STUDIES = "studies.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    """The files of a run beside its records; None where there was nothing to write."""
+
+    best_config: Path | None
+    plots: tuple[Path, ...]
+
+
+def tune(
+    *,
+    device: options.Device = None,
+    family: Annotated[
+        list[str] | None,
+        typer.Option("--family", metavar="FAMILY", help="Repeatable; default: all families."),
+    ] = None,
+    shape: options.Shape = None,
+    model: options.Model = None,
+    sequences: options.Sequences = "1,8",
+    context: options.Context = "4096",
+    lengths: options.Lengths = "equal",
+    block_size: options.BlockSize = 16,
+    workload: options.Workload = None,
+    trials: Annotated[
+        int | None,
+        typer.Option("--trials", min=1, help="Variants to try in all, shared by the problems."),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            "--seconds",
+            help="Time to search in all, shared by the problems; with neither budget "
+            f"{GPU_SECONDS:.0f} a problem, {CPU_SECONDS:.0f} on a CPU driver.",
+        ),
+    ] = None,
+    sampler: Annotated[
+        str, typer.Option("--sampler", metavar="tpe|random|grid|cmaes|gp", help="How to search.")
+    ] = "tpe",
+    seed: Annotated[int, typer.Option("--seed", help="Of the sampler.")] = 0,
+    storage: Annotated[
+        Path | None,
+        typer.Option(
+            "--storage", metavar="FILE", help=f"Optuna journal; default: {STUDIES} in the results."
+        ),
+    ] = None,
+    out: options.Out = options.RESULTS,
+    cache: options.Cache = None,
+    json: options.Json = False,
+) -> None:
+    """Search the fastest variant for each problem; export and plot what was found.
+
+    A run that was stopped goes on where it was, and nothing is measured twice. Ctrl-C ends the
+    search after the trial at work, exports the best so far and exits with 130.
+    """
+    from tuner.cli.session import calibrate, open_store, opened, session_name, warn_of_cpu
+
+    choice = options.ProblemChoice(
+        shapes=shape,
+        models=model,
+        sequences=sequences,
+        context=context,
+        lengths=lengths,
+        block_size=block_size,
+        workload=workload,
+    )
+    with opened(device, cache=cache) as open_device, open_store(out, open_device.info) as store:
+        info = open_device.info
+        tasks = _tasks(family, choice, info)
+        settings = _settings(trials, seconds, sampler, seed, problems=len(tasks), info=info)
+        warn_of_cpu(info)
+        note(f"{info.name} ({info.driver}): measuring the read bandwidth")
+        calibration = calibrate(open_device.runner, session_name())
+        store.append_calibration(calibration)
+        note(f"read bandwidth {calibration.read_gb_s:,.1f} GB/s ({calibration.method})")
+        journal = storage or store.folder / STUDIES
+        result = _search(open_device, tasks, store, journal, settings, calibration)
+        written = _write(store, open_device)
+        folder = store.folder
+    if json:
+        print_json(_as_json(result, calibration, folder, written))
+    else:
+        _print_result(result, info, folder, written)
+    if result.interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if result.error or any(each.best is None for each in result.problems):
+        raise typer.Exit(1)
+
+
+def _tasks(
+    names: Sequence[str] | None, choice: options.ProblemChoice, info: DeviceInfo
+) -> list[Task]:
+    from tuner import kernels
+
+    families = [kernels.family(name) for name in names] if names else kernels.families()
+    problems = choice.problems(on_cpu=info.is_cpu)
+    return [
+        (family, problem)
+        for family in dict.fromkeys(family.name for family in families)
+        for family in [kernels.family(family)]
+        for problem in problems
+        if isinstance(problem, family.problem_type)
+    ]
+
+
+def _settings(
+    trials: int | None,
+    seconds: float | None,
+    sampler: str,
+    seed: int,
+    *,
+    problems: int,
+    info: DeviceInfo,
+) -> Settings:
+    from tuner.errors import UnknownNameError
+    from tuner.search import SAMPLERS, Settings
+
+    chosen = next((name for name in SAMPLERS if name == sampler), None)
+    if chosen is None:
+        raise UnknownNameError("sampler", sampler, SAMPLERS)
+    if trials is None and seconds is None:
+        seconds = problems * (CPU_SECONDS if info.is_cpu else GPU_SECONDS)
+    return Settings(trials=trials, seconds=seconds, sampler=chosen, seed=seed)
+
+
+def _search(
+    device: Opened,
+    tasks: Sequence[Task],
+    store: Store,
+    journal: Path,
+    settings: Settings,
+    calibration: Calibration,
+) -> RunResult:
+    from tuner import search
+    from tuner.cli.progress import TuneProgress
+    from tuner.evaluate import Session
+
+    session = Session(name=calibration.session, read_gb_s=calibration.read_gb_s)
+    with TuneProgress() as progress:
+        return search.tune(
+            device.runner,
+            device.compiler,
+            tasks,
+            store,
+            storage=journal,
+            settings=settings,
+            session=session,
+            progress=progress,
+        )
+
+
+def _write(store: Store, device: Opened) -> _Written:
+    """Export and plot; a run without a single correct variant has nothing to export."""
+    from tuner.cli.report import export_best, save_plots
+
+    if not any(record.state == "correct" for record in store.records()):
+        note("no variant was correct, so there is nothing to export")
+        return _Written(best_config=None, plots=())
+    exported = export_best(store, device.info, device.compiler)
+    return _Written(best_config=exported.path, plots=tuple(save_plots(store)))
+
+
+def _print_result(result: RunResult, info: DeviceInfo, folder: Path, written: _Written) -> None:
+    from tuner.cli.session import warn_of_cpu
+
+    say()
+    print_table(
+        ("problem", "baseline µs", "best µs", "speed-up", "of read", "trials", "failed"),
+        [_row(each) for each in result.problems],
+        right=("baseline µs", "best µs", "speed-up", "of read", "trials", "failed"),
+    )
+    say()
+    for each in result.problems:
+        say(f"{each.problem.label}: {_variant(each)}")
+    say()
+    say(f"{result.measured} variants measured in {result.seconds:.0f} s; results in {folder}/")
+    for path in (written.best_config, *written.plots):
+        if path is not None:
+            say(f"  {path}")
+    if result.error:
+        note(f"stopped early: {result.error}")
+    if result.interrupted:
+        note("interrupted: run the same command again to go on")
+    warn_of_cpu(info)
+
+
+def _row(result: ProblemResult) -> tuple[str, ...]:
+    best, baseline = result.best, result.baseline
+    best_ns = None if best is None else best.median_ns
+    baseline_ns = None if baseline is None else baseline.median_ns
+    return (
+        result.problem.label,
+        microseconds(baseline_ns),
+        microseconds(best_ns),
+        f"{baseline_ns / best_ns:.1f}x" if best_ns and baseline_ns else "-",
+        percent(None if best is None else best.utilisation),
+        str(result.trials),
+        str(sum(result.failures.values())),
+    )
+
+
+def _variant(result: ProblemResult) -> str:
+    from tuner.kernels import space
+
+    if result.best is None:
+        return result.error or "no correct variant"
+    return space.describe(result.best.values)
+
+
+def _as_json(
+    result: RunResult, calibration: Calibration, folder: Path, written: _Written
+) -> dict[str, object]:
+    return {
+        "device": calibration.device,
+        "driver": calibration.driver,
+        "calibration": calibration,
+        "interrupted": result.interrupted,
+        "error": result.error,
+        "seconds": result.seconds,
+        "measured": result.measured,
+        "busy": result.busy,
+        "problems": [
+            {
+                "family": each.family.name,
+                "problem": each.problem,
+                "ended": each.ended,
+                "error": each.error,
+                "legal": each.legal,
+                "trials": each.trials,
+                "measured": each.measured,
+                "known": each.known,
+                "failures": each.failures,
+                "baseline": each.baseline,
+                "best": each.best,
+            }
+            for each in result.problems
+        ],
+        "results": folder,
+        "best_config": written.best_config,
+        "plots": written.plots,
+    }

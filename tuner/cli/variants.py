@@ -1,0 +1,72 @@
+"""From what the user said to a device and a variant: what `--device` and `--set` mean."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tuner.device_info import DeviceInfo
+    from tuner.kernels.base import Family, Value, Values
+    from tuner.kernels.selection import Variants
+    from tuner.problems import Problem
+
+
+def find_device(selector: str | None) -> DeviceInfo:
+    """The snapshot of the device that is meant, without opening it.
+
+    Raises:
+        NoDeviceError: no driver, or none or several devices that match.
+    """
+    from tuner.device import list_devices, select
+
+    found = list_devices()
+    return found[select(found, selector)]
+
+
+def starting_variant(family: Family, problem: Problem, device: DeviceInfo) -> Values:
+    """The first known-good variant that is legal here, else the first legal one, else the baseline.
+
+    This is what `--set` changes.
+    """
+    from tuner.kernels import space
+
+    for values in (*family.starts, family.baseline):
+        if not space.reasons(family, values, problem, device):
+            return values
+    legal = space.legal(family, problem, device)
+    return legal[0] if legal else family.baseline
+
+
+def chosen_variant(
+    family: Family, assignments: Sequence[str] | None, problem: Problem, device: DeviceInfo
+) -> Values:
+    """The starting variant changed by assignments "name=value".
+
+    Raises:
+        UnknownNameError: no such parameter or value; names the nearest.
+        IllegalVariantError: with every reason, and the nearest legal variant.
+    """
+    from tuner.errors import IllegalVariantError
+    from tuner.kernels import selection, space
+
+    base = starting_variant(family, problem, device)
+    values = space.parse_values(family, assignments or (), base)
+    reasons = space.reasons(family, values, problem, device)
+    if not reasons:
+        return values
+    legal = space.legal(family, problem, device)
+    if legal:
+        nearest = selection.nearest_legal(values, legal)
+        changes = {name: value for name, value in nearest.items() if values.get(name) != value}
+        reasons = (*reasons, f"nearest legal: change to {space.describe(changes)}")
+    raise IllegalVariantError(family.name, space.describe(values), reasons)
+
+
+def legal_values(variants: Variants, name: str) -> list[Value]:
+    """The values of the parameter `name` that occur in any of the variants, in declared order."""
+    import numpy as np
+
+    column = list(variants.domains).index(name)
+    return [variants.domains[name][code] for code in np.unique(variants.codes[:, column])]

@@ -1,0 +1,49 @@
+"""The one place that strings render, compile, run, check and time, and names what goes wrong."""
+
+from tuner.evaluate.building import (
+    Built,
+    Render,
+    RenderedPass,
+    SpirvCompiler,
+    build_job,
+    pack_push,
+    render_context,
+    render_passes,
+    variant_key,
+)
+from tuner.evaluate.evaluator import Evaluator
+from tuner.evaluate.finals import FINAL, measure_again
+from tuner.evaluate.residents import ResidentCases, copies_for
+from tuner.evaluate.trials import (
+    Draft,
+    Failure,
+    Findings,
+    PreparedTrial,
+    Session,
+    TrialLostDeviceError,
+    utc_now,
+)
+
+__all__ = [
+    "FINAL",
+    "Built",
+    "Draft",
+    "Evaluator",
+    "Failure",
+    "Findings",
+    "PreparedTrial",
+    "Render",
+    "RenderedPass",
+    "ResidentCases",
+    "Session",
+    "SpirvCompiler",
+    "TrialLostDeviceError",
+    "build_job",
+    "copies_for",
+    "measure_again",
+    "pack_push",
+    "render_context",
+    "render_passes",
+    "utc_now",
+    "variant_key",
+]

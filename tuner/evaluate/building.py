@@ -1,0 +1,227 @@
+"""From a candidate to a job: render each pass, compile it, pack the push constants."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from tuner import templates
+from tuner.compile import Compiled
+from tuner.device_info import DeviceInfo
+from tuner.kernels.base import Candidate, Family, Pass, Values
+from tuner.kernels.space import canonical
+from tuner.problems import Problem
+from tuner.runner.protocol import Job, JobPass
+from tuner.templates import Rendered
+
+Scalars = Mapping[str, int | float]
+Render = Callable[[str, Mapping[str, Any]], Rendered]
+"""`tuner.templates.render`, or what stands in for it in a test."""
+
+_PUSH_FORMAT = {"uint": "I", "int": "i", "float": "f"}
+
+
+class SpirvCompiler(Protocol):
+    """What this package needs of `tuner.compile.Compiler`; thread-safe."""
+
+    @property
+    def identity(self) -> str:
+        """Name and version of the compiler."""
+        ...
+
+    def compile(self, rendered: Rendered, *, values: Mapping[str, Any]) -> Compiled:
+        """SPIR-V of a kernel. Raises CompileError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedPass:
+    """One pass of a candidate: as its family declares it, and its GLSL."""
+
+    declared: Pass
+    rendered: Rendered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """A job, the GLSL behind its passes, and the seconds that compiling took."""
+
+    job: Job
+    passes: tuple[RenderedPass, ...]
+    compile_seconds: float
+
+
+class RenderMemo:
+    """A `Render` that renders each context once: the passes of one variant for several problems."""
+
+    def __init__(self, render: Render) -> None:
+        self._render = render
+        self._rendered: dict[str, Rendered] = {}
+
+    def __call__(self, template: str, context: Mapping[str, Any]) -> Rendered:
+        """As `tuner.templates.render`."""
+        key = repr((template, sorted(context.items())))
+        if key not in self._rendered:
+            self._rendered[key] = self._render(template, context)
+        return self._rendered[key]
+
+
+class CompileMemo:
+    """A compiler that compiles each source once, for one thread."""
+
+    def __init__(self, compiler: SpirvCompiler) -> None:
+        self._compiler = compiler
+        self._compiled: dict[str, Compiled] = {}
+
+    @property
+    def identity(self) -> str:
+        """As the compiler's."""
+        return self._compiler.identity
+
+    def compile(self, rendered: Rendered, *, values: Mapping[str, Any]) -> Compiled:
+        """As the compiler's; a source compiled before costs no time."""
+        if rendered.text in self._compiled:
+            return self._compiled[rendered.text]
+        compiled = self._compiler.compile(rendered, values=values)
+        self._compiled[rendered.text] = Compiled(compiled.spirv, 0.0, cached=True)
+        return compiled
+
+
+def render_context(family: Family, values: Values, declared: Pass) -> dict[str, Any]:
+    """The names a template sees for a pass.
+
+    These are the variant's parameters and the pass's constants by name, and `family`, `pass_name`,
+    `values` (all parameters), `bindings` and `push_fields` as declared.
+    """
+    return {
+        **values,
+        **declared.constants,
+        "family": family.name,
+        "pass_name": declared.name,
+        "values": dict(values),
+        "bindings": family.bindings,
+        "push_fields": family.push_fields,
+    }
+
+
+def render_passes(
+    family: Family,
+    values: Values,
+    problem: Problem,
+    device: DeviceInfo,
+    *,
+    scalars: Scalars | None = None,
+    render: Render = templates.render,
+) -> tuple[RenderedPass, ...]:
+    """The passes of a legal variant with their GLSL, in launch order.
+
+    `scalars` are those of the problem's operands; without them (to look at the GLSL) the push
+    constants that depend on operands are missing.
+
+    Raises:
+        TemplateError: the template does not render.
+    """
+    candidate = Candidate(values, problem, device)
+    return tuple(
+        RenderedPass(
+            declared=declared,
+            rendered=render(family.template, render_context(family, values, declared)),
+        )
+        for declared in family.passes(candidate, scalars or {})
+    )
+
+
+def build_job(
+    family: Family,
+    candidate: Candidate,
+    scalars: Scalars,
+    compiler: SpirvCompiler,
+    *,
+    render: Render = templates.render,
+) -> Built:
+    """The job of a legal candidate, given the scalars of its operands.
+
+    Raises:
+        TemplateError, CompileError: the variant has no kernel.
+    """
+    passes = render_passes(
+        family,
+        candidate.values,
+        candidate.problem,
+        candidate.device,
+        scalars=scalars,
+        render=render,
+    )
+    return compile_passes(family, candidate, passes, compiler)
+
+
+def compile_passes(
+    family: Family,
+    candidate: Candidate,
+    passes: tuple[RenderedPass, ...],
+    compiler: SpirvCompiler,
+) -> Built:
+    """The job of passes that are rendered already. Raises CompileError."""
+    compiled = [compiler.compile(p.rendered, values=candidate.values) for p in passes]
+    job = Job(
+        passes=tuple(
+            JobPass(
+                name=p.declared.name,
+                spirv=c.spirv,
+                push=pack_push(family, p.declared.push),
+                groups=p.declared.groups,
+                subgroup_size=p.declared.subgroup_size,
+            )
+            for p, c in zip(passes, compiled, strict=True)
+        ),
+        bindings=tuple(binding.buffer for binding in family.bindings),
+        scratch_bytes=family.scratch_bytes(candidate),
+    )
+    return Built(job=job, passes=passes, compile_seconds=sum(c.seconds for c in compiled))
+
+
+def pack_push(family: Family, push: Scalars) -> bytes:
+    """Push constants as the device reads them: 4 bytes a field, little-endian, as declared.
+
+    Raises:
+        KeyError: a field of the family has no value.
+    """
+    layout = "<" + "".join(_PUSH_FORMAT[field.type] for field in family.push_fields)
+    values = (
+        float(push[field.name]) if field.type == "float" else int(push[field.name])
+        for field in family.push_fields
+    )
+    return struct.pack(layout, *values)
+
+
+def variant_key(
+    family: Family,
+    candidate: Candidate,
+    passes: tuple[RenderedPass, ...],
+    compiler_identity: str,
+) -> str:
+    """The identity under which nothing is measured twice, 32 hex digits.
+
+    A hash of family, canonical values, problem, rendered sources, launch geometry, compiler, device
+    and driver: whatever could change the kernel or its speed changes the key.
+    """
+    device = candidate.device
+    launches = [
+        (p.rendered.text, p.declared.groups, p.declared.subgroup_size or 0, p.declared.name)
+        for p in passes
+    ]
+    identity = (
+        family.name,
+        sorted(canonical(family, candidate.values).items()),
+        candidate.problem.key,
+        launches,
+        compiler_identity,
+        device.uuid,
+        device.driver,
+    )
+    return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:32]

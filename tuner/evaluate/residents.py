@@ -1,0 +1,190 @@
+"""What stays on the device between trials: the validation cases and the timed operands.
+
+Operands and references are made once and serve all variants; only outputs come back.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.device_info import DeviceInfo
+from tuner.kernels.base import ArithmeticClass, Family, Operands, Reference, ValidationCase
+from tuner.oracle import Verdict, judge
+from tuner.problems import Problem
+from tuner.records import Check
+from tuner.runner.protocol import Execution, Job, OutputSpec, Runner
+
+GPU_FOOTPRINT_BYTES = 512 * 2**20
+CPU_FOOTPRINT_BYTES = 64 * 2**20
+BUDGET_SHARE = 0.8
+"""Share of the device's memory that the timed copies may take."""
+TIMING_INPUTS = "timing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidentCase:
+    """A validation case on the device: its workload's name, its scalars and the right answer."""
+
+    case: ValidationCase
+    workload: str
+    scalars: dict[str, int | float]
+    reference: Reference
+
+    def verdict(self, runner: Runner, job: Job, arithmetic: ArithmeticClass) -> Verdict:
+        """Launch once and judge. Raises what `Runner.execute` raises."""
+        execution = runner.execute(job, self.workload)
+        broken = _broken_guards(execution, self.case.name)
+        return broken or judge(execution.outputs, self.reference, arithmetic, self.case.name)
+
+
+class ResidentCases:
+    """The validation cases of a family that are on the device, kept from problem to problem.
+
+    Problems of one geometry have the same cases, so these are made and uploaded once a run.
+    """
+
+    def __init__(self, runner: Runner, family: Family) -> None:
+        self._runner, self._family = runner, family
+        self._resident: dict[ValidationCase, ResidentCase] = {}
+        self._made: dict[ValidationCase, tuple[Operands, Reference]] = {}
+        self._lock = threading.Lock()
+
+    def scalars(self, case: ValidationCase) -> dict[str, int | float]:
+        """The scalars of a case's operands; any thread may ask."""
+        return self._operands(case)[0].scalars
+
+    def use(self, cases: Iterable[ValidationCase]) -> tuple[ResidentCase, ...]:
+        """Make exactly these cases resident.
+
+        Raises:
+            OutOfMemoryError and other errors of `Runner.load`.
+        """
+        wanted = tuple(cases)
+        for case in set(self._resident) - set(wanted):
+            self._runner.unload(self._resident.pop(case).workload)
+        for case in wanted:
+            if case not in self._resident:
+                self._resident[case] = self._load(case)
+        return tuple(self._resident[case] for case in wanted)
+
+    def close(self) -> None:
+        """Unload all cases."""
+        self.use(())
+
+    def _operands(self, case: ValidationCase) -> tuple[Operands, Reference]:
+        with self._lock:
+            if case not in self._made:
+                operands = self._family.operands(case.problem, case.inputs, case.seed)
+                reference = self._family.reference(operands)
+                self._made[case] = (operands, with_cached_bounds(reference))
+            return self._made[case]
+
+    def _load(self, case: ValidationCase) -> ResidentCase:
+        operands, reference = self._operands(case)
+        workload = f"{self._family.name}/{case.name}/{case.problem.key}/{case.seed}"
+        self._runner.load(workload, operands.inputs, output_specs(operands))
+        return ResidentCase(
+            case=case, workload=workload, scalars=operands.scalars, reference=reference
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedWorkload:
+    """The operands that are timed, on the device in `copies`, with the answer to a few groups.
+
+    `indices` are the sampled groups in an output flattened to [groups, last axis].
+    """
+
+    workload: str
+    copies: int
+    reference: Reference
+    indices: npt.NDArray[Any]
+
+    def verdict(self, runner: Runner, job: Job, arithmetic: ArithmeticClass) -> Verdict:
+        """Launch once and judge the sampled groups. Raises what `Runner.execute` raises."""
+        execution = runner.execute(job, self.workload)
+        sampled = {
+            name: array.reshape(-1, array.shape[-1])[self.indices]
+            for name, array in execution.outputs.items()
+        }
+        case = "timed operands (sampled)"
+        return _broken_guards(execution, case) or judge(sampled, self.reference, arithmetic, case)
+
+
+def load_timed(
+    runner: Runner,
+    family: Family,
+    problem: Problem,
+    operands: Operands,
+    *,
+    footprint_bytes: int | None,
+    sampled_groups: int,
+) -> TimedWorkload:
+    """Upload the operands in as many copies as make caches useless.
+
+    Raises:
+        OutOfMemoryError: not even one copy fits.
+    """
+    copies = copies_for(operand_bytes(operands), runner.info, footprint_bytes)
+    reference, indices = family.sampled_reference(operands, sampled_groups)
+    workload = f"{family.name}/{TIMING_INPUTS}/{problem.key}"
+    runner.load(workload, operands.inputs, output_specs(operands), copies=copies)
+    return TimedWorkload(
+        workload=workload,
+        copies=copies,
+        reference=with_cached_bounds(reference),
+        indices=indices,
+    )
+
+
+def copies_for(nbytes: int, device: DeviceInfo, footprint_bytes: int | None = None) -> int:
+    """How many copies of operands of `nbytes` the samples shall rotate over.
+
+    As many as make up `footprint_bytes` (default: 512 MiB, several times the last-level cache of
+    any GPU; 64 MiB on CPU drivers, whose memory is the host's), at least one, and no more than fit
+    in 80 % of the device's memory.
+    """
+    if footprint_bytes is None:
+        footprint_bytes = CPU_FOOTPRINT_BYTES if device.is_cpu else GPU_FOOTPRINT_BYTES
+    heaps = [
+        heap.size_bytes if heap.budget_bytes is None else min(heap.budget_bytes, heap.size_bytes)
+        for heap in device.memory_heaps
+        if heap.device_local
+    ]
+    wanted = -(-footprint_bytes // max(1, nbytes))
+    fitting = int(BUDGET_SHARE * max(heaps)) // max(1, nbytes) if heaps else 1
+    return max(1, min(wanted, fitting))
+
+
+def operand_bytes(operands: Operands) -> int:
+    """Bytes of the input and output buffers."""
+    outputs = sum(spec.nbytes for spec in output_specs(operands).values())
+    return outputs + sum(array.nbytes for array in operands.inputs.values())
+
+
+def output_specs(operands: Operands) -> dict[str, OutputSpec]:
+    """The outputs in the runner's terms."""
+    return {
+        name: OutputSpec(shape=shape, dtype=np.dtype(dtype).name)
+        for name, (shape, dtype) in operands.outputs.items()
+    }
+
+
+def with_cached_bounds(reference: Reference) -> Reference:
+    """The same reference, deriving the bounds of each arithmetic class only once."""
+    return replace(reference, bounds=functools.cache(reference.bounds))
+
+
+def _broken_guards(execution: Execution, case: str) -> Verdict | None:
+    if not execution.broken_guards:
+        return None
+    message = f"case {case}: wrote past the end of {', '.join(execution.broken_guards)}"
+    check = Check(cases=1, error=0.0, bound=0.0, worst=message)
+    return Verdict(ok=False, check=check, message=message)

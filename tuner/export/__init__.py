@@ -1,0 +1,70 @@
+"""Records in forms that others read: a configuration for engines, T4, CSV, Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from tuner.errors import ResultsError, UnknownNameError
+from tuner.export import comma_separated, markdown, t4
+from tuner.export.chosen import Build, Exported, Identify, export_best_config
+from tuner.results import Store, outcomes
+from tuner.results.files import make_folder, write_atomic
+
+__all__ = [
+    "FORMATS",
+    "Build",
+    "Exported",
+    "Identify",
+    "export_best_config",
+    "export_table",
+]
+
+
+def export_table(store: Store, name: str, folder: Path | str | None = None) -> tuple[Path, ...]:
+    """Write the store's records in the format `name` (see `FORMATS`), by default beside them.
+
+    Raises:
+        UnknownNameError: no such format.
+        ResultsError: there are no records, or the folder cannot be written to.
+    """
+    if name not in FORMATS:
+        raise UnknownNameError("format", name, FORMATS)
+    if not store.records():
+        raise ResultsError(store.folder, "no records to export: tune first")
+    target = Path(folder) if folder is not None else store.folder
+    written = []
+    for relative, text in FORMATS[name](store).items():
+        path = target / relative
+        make_folder(path.parent)
+        write_atomic(path, text.encode())
+        written.append(path)
+    return tuple(written)
+
+
+def _t4(store: Store) -> dict[str, str]:
+    """One file per problem; driver and device are told apart by its number where there are more."""
+    files: dict[str, str] = {}
+    for outcome in outcomes(store.records(), baseline_of=lambda _: None):
+        slug = re.sub(r"[^a-z0-9]+", "-", outcome.problem.label.lower()).strip("-")
+        stem = f"t4/{outcome.family}/{slug}-{outcome.problem.key[:6]}"
+        same = sum(name.startswith(stem) for name in files)
+        files[f"{stem}{f'-{same + 1}' if same else ''}.json"] = t4.text(outcome.records)
+    return files
+
+
+def _csv(store: Store) -> dict[str, str]:
+    return {"results.csv": comma_separated.text(store.records())}
+
+
+def _markdown(store: Store) -> dict[str, str]:
+    return {"results.md": markdown.text(store.records(), device=store.device())}
+
+
+FORMATS: dict[str, Callable[[Store], dict[str, str]]] = {
+    "t4": _t4,
+    "csv": _csv,
+    "markdown": _markdown,
+}
+"""Formats of `export_table`: from a store to file names and contents."""

@@ -1,0 +1,307 @@
+"""`best-config.json`: its types, its published schema, reading it, finding an entry in it.
+
+Needs neither Vulkan nor pandas. The file is made by `tuner.export.chosen`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+
+from tuner.errors import InputFileError, UnknownNameError, UsageError
+from tuner.problems import AnyProblem, Problem
+
+FORMAT_VERSION = 1
+FILE_NAME = "best-config.json"
+SPIRV_FOLDER = "spirv"
+
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+SpirvName = Annotated[str, msgspec.Meta(pattern=r"^spirv/[0-9a-f]{64}\.spv$")]
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """The device and driver that everything in the file was measured with."""
+
+    name: str
+    kind: Literal["discrete", "integrated", "virtual", "cpu", "other"]
+    uuid: str
+    vendor_id: int
+    device_id: int
+    driver_name: str
+    driver_info: str
+    driver_version: int
+    api_version: str
+
+
+class CalibrationSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Read bandwidth of the device in GB/s (1e9 bytes), when (UTC) and how it was measured."""
+
+    read_gb_s: float
+    time: str
+    method: str
+
+
+class AbiBinding(msgspec.Struct, frozen=True, kw_only=True):
+    """One storage buffer of descriptor set 0. Bindings may share a `buffer`."""
+
+    binding: int
+    name: str
+    buffer: str
+    element: str
+    role: Literal["input", "output", "scratch"]
+
+
+class AbiPushConstant(msgspec.Struct, frozen=True, kw_only=True):
+    """One push constant of 4 bytes, `offset` bytes into the block."""
+
+    name: str
+    type: Literal["uint", "int", "float"]
+    offset: int
+
+
+class Abi(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine binds and pushes: the same for all variants and passes of a family."""
+
+    bindings: tuple[AbiBinding, ...]
+    push_constants: tuple[AbiPushConstant, ...]
+
+
+class EntryPass(msgspec.Struct, frozen=True, kw_only=True):
+    """One dispatch. Between two passes all writes must be made visible by a barrier.
+
+    `spirv` is a file beside the configuration, named by the SHA-256 of its content; the entry point
+    is `main`. `groups` and `push_constants` hold for exactly the entry's problem. `subgroup_size`
+    is the size that the pipeline must require, null where any will do.
+    """
+
+    name: str
+    spirv: SpirvName
+    sha256: Sha256
+    subgroup_size: int | None
+    groups: tuple[int, int, int]
+    push_constants: dict[str, int | float]
+
+    def read_spirv(self, folder: Path | str) -> bytes:
+        """The pass's SPIR-V from below the configuration's folder, its checksum verified.
+
+        Raises:
+            InputFileError: the file is missing, or not the one that was exported.
+        """
+        path = Path(folder) / self.spirv
+        data = _read(path)
+        if hashlib.sha256(data).hexdigest() != self.sha256:
+            raise InputFileError(path, "is not the SPIR-V that was exported: export again")
+        return data
+
+
+class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
+    """How to launch the variant on other lengths of the same head geometry.
+
+    `policy` with `facts` says how the work is cut; `groups` gives for each pass the workgroup
+    counts in x, y and z as fields of the problem, push constants or numbers; `text` says it in
+    words. The policy ``fixed`` means: as given in the passes, for the entry's problem alone.
+    """
+
+    policy: str
+    facts: dict[str, int]
+    groups: dict[str, tuple[str, str, str]]
+    text: str
+
+
+class CheckSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Validation before timing: cases passed, worst relative error (2-norm) and its bound."""
+
+    cases: int
+    error: float
+    bound: float
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What the choice rests on. Times in microseconds, bandwidth in GB/s, utilisation of 1.
+
+    `low_us` to `high_us` is the interval of the median, `samples` how many were taken.
+    `variant` is the identity of the record in `records.jsonl`.
+    """
+
+    variant: str
+    median_us: float
+    low_us: float
+    high_us: float
+    samples: int
+    gb_s: float
+    utilisation: float | None
+    baseline_us: float | None
+    speedup: float | None
+    check: CheckSummary | None
+    compiler: str
+    session: str
+    time: str
+
+
+class Tied(msgspec.Struct, frozen=True, kw_only=True):
+    """A variant that the samples do not prove slower: its interval overlaps the chosen one's."""
+
+    values: dict[str, int | str]
+    median_us: float
+    low_us: float
+    high_us: float
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """The chosen variant for one problem.
+
+    `scratch_bytes` is the size of each scratch buffer for this problem.
+    """
+
+    problem: AnyProblem
+    values: dict[str, int | str]
+    passes: tuple[EntryPass, ...]
+    scratch_bytes: dict[str, int]
+    dispatch: Dispatch
+    evidence: Evidence
+    tied: tuple[Tied, ...]
+
+
+class FamilyConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One kernel family: how it is called, and the chosen variant per problem."""
+
+    abi: Abi
+    entries: tuple[Entry, ...]
+
+
+class Match(NamedTuple):
+    """The entry found, and how: ``exact``, or ``nearest`` at `distance` (see `lookup`)."""
+
+    entry: Entry
+    how: Literal["exact", "nearest"]
+    distance: float
+
+
+class BestConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The tuned configuration of one device: what an engine reads."""
+
+    schema_version: Annotated[int, msgspec.Meta(ge=FORMAT_VERSION, le=FORMAT_VERSION)]
+    generator: str
+    time: str
+    device: Device
+    calibration: CalibrationSummary | None
+    families: dict[str, FamilyConfig]
+
+    def lookup(self, family: str, problem: Problem) -> Match:
+        """The entry for a problem: the very problem if it was tuned, else the nearest.
+
+        All fields but `sequences`, `context` and `lengths` must be equal: they are compiled into
+        the kernels. Among these entries the distance is counted in doublings,
+        ``abs(log2(sequences ratio)) + abs(log2(context ratio))`` with a context of 0 counted as 1.
+        Equal distances go to the entry with the same `lengths`, then to the longer context, then to
+        more sequences. A nearest entry is launched by its `dispatch` rule, not by its `groups`.
+
+        Raises:
+            UnknownNameError: no such family in the file.
+            UsageError: no entry has the problem's head geometry; the message lists those there.
+        """
+        if family not in self.families:
+            raise UnknownNameError("family in this configuration", family, self.families)
+        entries = self.families[family].entries
+        for entry in entries:
+            if entry.problem == problem:
+                return Match(entry, "exact", 0.0)
+        fitting = [e for e in entries if _geometry(e.problem) == _geometry(problem)]
+        if not fitting:
+            listed = sorted({_words(_geometry(e.problem)) for e in entries})
+            raise UsageError(
+                f"{family} was not tuned for {_words(_geometry(problem))}: "
+                f"there is {' | '.join(listed) or 'no entry at all'}"
+            )
+        nearest = min(fitting, key=lambda entry: _nearness(entry.problem, problem))
+        return Match(nearest, "nearest", _nearness(nearest.problem, problem)[0])
+
+
+def load(path: str | os.PathLike[str]) -> BestConfig:
+    """Read a configuration, given the file or its folder.
+
+    Raises:
+        InputFileError: see `tuner.load_best_config`.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path /= FILE_NAME
+    data = _read(path)
+    try:
+        version = msgspec.json.decode(data, type=_Version).schema_version
+        if version != FORMAT_VERSION:
+            raise InputFileError(
+                path,
+                f"has schema version {version}, this version of the tuner reads {FORMAT_VERSION}: "
+                "export it again",
+            )
+        return msgspec.json.decode(data, type=BestConfig)
+    except msgspec.ValidationError as error:
+        raise InputFileError(path, f"is no best configuration: {error}") from error
+    except msgspec.DecodeError as error:
+        raise InputFileError(
+            path, f"is no JSON, or was cut off: {error}", _line(data, str(error))
+        ) from error
+    except (UsageError, RecursionError) as error:
+        if isinstance(error, InputFileError):
+            raise
+        raise InputFileError(path, f"is no best configuration: {error}") from error
+
+
+def encode(config: BestConfig) -> bytes:
+    """The configuration as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n"
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of the file, as published in `best-config.schema.json`."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"kvtune {FILE_NAME}, version {FORMAT_VERSION}",
+        **msgspec.json.schema(BestConfig),
+    }
+
+
+class _Version(msgspec.Struct, frozen=True):
+    schema_version: int
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputFileError(path, f"cannot read: {error.strerror}") from error
+
+
+def _line(data: bytes, message: str) -> int:
+    found = re.search(r"\(byte (\d+)\)", message)
+    place = int(found[1]) if found else len(data)
+    return data.count(b"\n", 0, place) + 1
+
+
+def _geometry(problem: Problem) -> dict[str, Any]:
+    fields = msgspec.to_builtins(problem)
+    lengths = ("sequences", "context", "lengths")
+    return {name: value for name, value in fields.items() if name not in lengths}
+
+
+def _words(geometry: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in geometry.items() if name != "kind")
+
+
+def _nearness(candidate: AnyProblem, wanted: Any) -> tuple[float, bool, int, int]:
+    """Sort key: the smallest is the nearest. Both have the same geometry, so the same type."""
+    sequences = math.log2(candidate.sequences / wanted.sequences)
+    context = math.log2(max(1, candidate.context) / max(1, wanted.context))
+    return (
+        abs(sequences) + abs(context),
+        candidate.lengths != wanted.lengths,
+        -candidate.context,
+        -candidate.sequences,
+    )

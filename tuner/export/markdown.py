@@ -1,0 +1,82 @@
+"""Markdown: one table a device and family with the best variant of each problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tuner.device_info import DeviceInfo
+from tuner.kernels.space import describe
+from tuner.records import Record
+from tuner.results.outcomes import BaselineOf, Outcome, interval, outcomes
+
+COLUMNS = (
+    "problem",
+    "µs (95 % interval)",
+    "GB/s",
+    "of read bandwidth",
+    "baseline, µs",
+    "speed-up",
+    "tied",
+    "tried (failed)",
+    "best variant",
+)
+SOFTWARE_NOTE = "Software driver: proves function, not speed."
+
+
+def text(
+    records: Sequence[Record],
+    *,
+    device: DeviceInfo | None = None,
+    baseline_of: BaselineOf | None = None,
+) -> str:
+    """Tables for all records; `device` adds a warning where its driver computes on the CPU."""
+    groups: dict[tuple[str, str, str], list[Outcome]] = {}
+    for outcome in outcomes(records, baseline_of=baseline_of):
+        groups.setdefault((outcome.device, outcome.driver, outcome.family), []).append(outcome)
+    parts = [_table(*key, group, device) for key, group in groups.items()]
+    return "\n".join(parts) if parts else "No records.\n"
+
+
+def _table(
+    name: str, driver: str, family: str, group: Sequence[Outcome], device: DeviceInfo | None
+) -> str:
+    newest = max(record.time for outcome in group for record in outcome.records)
+    lines = [f"## {family} on {name}", "", f"{driver}, {newest[:10]}.", ""]
+    if device is not None and device.is_cpu:
+        lines += [SOFTWARE_NOTE, ""]
+    lines.append(_line(COLUMNS))
+    lines.append("|" + " --- |" + " ---: |" * (len(COLUMNS) - 2) + " --- |")
+    lines += [_line(_cells(outcome)) for outcome in group]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(outcome: Outcome) -> tuple[str, ...]:
+    failed = sum(outcome.failures.values())
+    tried = f"{len(outcome.records)} ({failed})"
+    best = outcome.best
+    if best is None or best.median_ns is None:
+        return (outcome.problem.label, *["–"] * 6, tried, "none was correct")
+    low, high = interval(best)
+    baseline = outcome.baseline.median_ns if outcome.baseline else None
+    return (
+        outcome.problem.label,
+        f"{_number(best.median_ns / 1000)} ({_number(low / 1000)}–{_number(high / 1000)})",
+        _number(best.gb_s),
+        f"{100 * best.utilisation:.1f} %" if best.utilisation is not None else "–",
+        _number(baseline / 1000) if baseline else "–",
+        f"{outcome.speedup:.1f}x" if outcome.speedup else "–",
+        str(len(outcome.tied)),
+        tried,
+        f"`{describe(best.values)}`",
+    )
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    digits = 2 if value < 10 else 1 if value < 1000 else 0
+    return f"{value:,.{digits}f}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,25 @@
+"""Kernel families: one module each, found by name through `family` and `families`."""
+
+from __future__ import annotations
+
+from tuner.errors import UnknownNameError
+from tuner.kernels.base import Family
+from tuner.kernels.paged_decode_q8 import PAGED_DECODE_Q8
+
+_FAMILIES: dict[str, Family] = {f.name: f for f in (PAGED_DECODE_Q8,)}
+
+
+def families() -> tuple[Family, ...]:
+    """All families, in a fixed order."""
+    return tuple(_FAMILIES.values())
+
+
+def family(name: str) -> Family:
+    """The family of that name.
+
+    Raises:
+        UnknownNameError: there is none; the message names the nearest.
+    """
+    if name not in _FAMILIES:
+        raise UnknownNameError("family", name, _FAMILIES)
+    return _FAMILIES[name]

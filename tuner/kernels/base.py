@@ -1,0 +1,213 @@
+"""What a kernel family declares: parameters, constraints, operands, ABI, launches.
+
+Adding a family is one declaration of this kind, one template and one oracle. Everything here is
+plain data and pure functions: Vulkan is not needed to enumerate a space, render or check a variant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.device_info import DeviceInfo
+from tuner.problems import Problem
+
+Value = int | str
+Values = Mapping[str, Value]
+Array = npt.NDArray[Any]
+
+ArithmeticClass = Literal["f32", "f16", "int8_one_term", "int8_two_terms", "f16_matrix"]
+"""How a variant computes, as far as its rounding errors go; `tuner.oracle` derives a bound each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One tunable choice: its legal values in order and what it means.
+
+    `used` tells whether the parameter means anything beside the other values; where it does not, it
+    must hold its neutral value `values[0]`, so that one kernel has one name.
+    """
+
+    name: str
+    values: tuple[Value, ...]
+    help: str
+    used: Callable[[Values], bool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A choice of parameter values for one problem on one device, legal or not."""
+
+    values: Values
+    problem: Any
+    device: DeviceInfo
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """A rule between parameters, problem and device.
+
+    `check` returns None if the candidate obeys, else the reason with the numbers in it. It is asked
+    as soon as the parameters named in `needs` are known, which prunes the enumeration early.
+    """
+
+    needs: tuple[str, ...]
+    check: Callable[[Candidate], str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """One storage-buffer binding; its number is its place in `Family.bindings`.
+
+    Several bindings may view one `buffer` with different element types (`uint` and `uvec4`).
+    `role` says who fills the buffer: "input" the host, "output" and "scratch" the kernel.
+    """
+
+    name: str
+    buffer: str
+    element: str
+    role: Literal["input", "output", "scratch"]
+
+    @property
+    def access(self) -> str:
+        """The GLSL memory qualifier."""
+        return "readonly" if self.role == "input" else "coherent" if self.role == "scratch" else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushField:
+    """One 4-byte push constant."""
+
+    name: str
+    type: Literal["uint", "int", "float"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One dispatch of a variant: which part of the template, with which constants, how often.
+
+    `subgroup_size` is the size the pipeline must require (None: any the driver likes).
+    `push` gives a value for every push-constant field of the family.
+    """
+
+    name: str
+    constants: Mapping[str, Any]
+    push: Mapping[str, int | float]
+    groups: tuple[int, int, int]
+    subgroup_size: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchRule:
+    """How an engine launches a variant on other lengths of the same head geometry.
+
+    `policy` is what cuts the work, in a form that programs read ("count:8"); `facts` are the
+    numbers it needs beside the problem. `groups` has, for each pass, the workgroup counts in x, y
+    and z, each a field of the problem, a push constant or a number. `text` says it all in words.
+    """
+
+    policy: str
+    facts: Mapping[str, int]
+    groups: Mapping[str, tuple[str, str, str]]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operands:
+    """What one launch reads and writes: arrays as the device sees them, and the host's scalars.
+
+    `inputs` by buffer name; `outputs` by buffer name as (shape, dtype); `scalars` are what the host
+    passes beside them (strides, softmax scale …) and what the oracle needs too.
+    """
+
+    inputs: dict[str, Array]
+    outputs: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+    scalars: dict[str, int | float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """The oracle's answer for one set of operands, float64.
+
+    `outputs` by buffer name. `bounds` by buffer name and arithmetic class: what error norm each
+    group of elements may have (shape of the output without its last axis); see `tuner.oracle`.
+    """
+
+    outputs: dict[str, Array]
+    bounds: Callable[[ArithmeticClass], dict[str, Array]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationCase:
+    """One small problem that a variant must answer rightly before it is timed.
+
+    `inputs` names the kind of values the operands hold ("random", "large_logits" …).
+    """
+
+    name: str
+    problem: Problem
+    inputs: str
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A kernel family: one declaration, one template, one oracle.
+
+    Functions that take a `Candidate` may assume that it is legal.
+    """
+
+    name: str
+    summary: str
+    template: str
+    problem_type: type[Problem]
+    parameters: tuple[Parameter, ...]
+    constraints: tuple[Constraint, ...]
+    bindings: tuple[Binding, ...]
+    push_fields: tuple[PushField, ...]
+    baseline: Values
+    """What users have today: the upstream structure, measured beside every tuned variant."""
+    starts: tuple[Values, ...]
+    """Known-good variants that a search tries first, where they are legal."""
+    arithmetic: Callable[[Values], ArithmeticClass]
+    passes: Callable[[Candidate, Mapping[str, int | float]], tuple[Pass, ...]]
+    """The launches of a candidate, in order, given the operands' scalars."""
+    scratch_bytes: Callable[[Candidate], dict[str, int]]
+    """Bytes the candidate needs of each scratch buffer (at least 4)."""
+    operands: Callable[[Any, str, int], Operands]
+    """Operands for (problem, kind of inputs, seed); the same arguments give the same arrays."""
+    reference: Callable[[Operands], Reference]
+    sampled_reference: Callable[[Operands, int], tuple[Reference, Array]]
+    """The oracle on a few groups of a large problem, and the indices of these groups in the output
+    flattened to [groups, last axis]: (operands, how many) -> (reference, indices)."""
+    validation_cases: Callable[[Any], tuple[ValidationCase, ...]]
+    """Small problems of the same geometry as the given one that exercise every code path."""
+    bytes_moved: Callable[[Any], int]
+    """Bytes that must cross device memory once, whatever the kernel."""
+    dispatch: Callable[[Candidate], DispatchRule] | None = None
+    """How a candidate is launched on other lengths, for exports; None: only as it was measured."""
+
+    def parameter(self, name: str) -> Parameter:
+        """The parameter of that name.
+
+        Raises:
+            UnknownNameError: the family has none.
+        """
+        from tuner.errors import UnknownNameError
+
+        for parameter in self.parameters:
+            if parameter.name == name:
+                return parameter
+        raise UnknownNameError(f"parameter of {self.name}", name, [p.name for p in self.parameters])
+
+    @property
+    def buffers(self) -> dict[str, Literal["input", "output", "scratch"]]:
+        """Every buffer of the family once, with its role, in binding order."""
+        return {binding.buffer: binding.role for binding in self.bindings}

@@ -1,0 +1,176 @@
+"""Operands of paged decode over the int8 cache: for timing, and to validate every code path.
+
+Buffers (S sequences, H query heads, Hkv KV heads, D head size, BS tokens a block, NB blocks of the
+pool, MB table columns):
+
+* `query` float32 [S, q_stride]: H*D elements a row, then padding;
+* `key_cache`, `value_cache` uint32 [NB, Hkv, BS, D/4+1]: see `tuner.quant`;
+* `block_table` uint32 [S, MB]: unused entries are `NO_BLOCK`;
+* `context_lens` uint32 [S];
+* output `out` float32 [S, H, D].
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tuner.kernels.base import Operands, ValidationCase
+from tuner.kernels.decode_values import (
+    NO_BLOCK,
+    Floats,
+    Words,
+    blocks_used,
+    float_pool,
+    softmax_scale,
+)
+from tuner.problems import PagedDecodeProblem
+from tuner.quant import pack_cache, quantise_token_vectors, words_per_token
+
+POISON_CODES = 0x80808080
+"""Four codes of -128, which no writer makes."""
+POISON_SCALE = 0x7FC00000
+"""Bits of a float32 NaN."""
+QUERY_PADDING = 12
+WIDE_CACHE = 4096
+"""Numbers a token has in each cache beyond which long validation contexts are halved."""
+SLAB_BYTES = 64 * 2**20
+"""Timed caches repeat a random slab of this size, which is larger than a last-level cache."""
+
+
+def make_operands(problem: PagedDecodeProblem, inputs: str, seed: int) -> Operands:
+    """Operands of one launch; the same arguments give the same arrays.
+
+    `inputs` is "timing" (a pool exactly as large as needed, its blocks permuted, uniform codes) or
+    one of `VALIDATION_INPUTS`, where all that must not be read is poison: unused blocks and the
+    tails of partial blocks hold codes of -128 with NaN scales, unused table entries `NO_BLOCK`, and
+    query rows end in NaN.
+
+    Raises:
+        UnknownNameError: `inputs` is no such kind.
+        UsageError: the head size is not a multiple of 4.
+    """
+    words_per_token(problem.head_size)
+    if inputs == "timing":
+        return _timing_operands(problem, np.random.default_rng([seed, 0]))
+    pool = float_pool(problem, inputs, seed)
+    padding = 0 if inputs == "equal_logits" else QUERY_PADDING
+    query = np.full((problem.sequences, problem.query_heads * problem.head_size + padding), np.nan)
+    query[:, : query.shape[1] - padding] = pool.query.reshape(problem.sequences, -1)
+    return _operands(
+        problem,
+        query=query.astype(np.float32),
+        key_cache=_poisoned_cache(pool.keys, pool.live),
+        value_cache=_poisoned_cache(pool.values, pool.live),
+        block_table=pool.block_table,
+    )
+
+
+def validation_cases(problem: PagedDecodeProblem) -> tuple[ValidationCase, ...]:
+    """Small problems of the given geometry (heads, head size, block size) for every code path.
+
+    Lengths include 0, 1, whole blocks, one token more, partial last blocks, and contexts of about
+    1,000 tokens, which almost every split policy cuts and every tile loop goes round on.
+    """
+    block = problem.block_size
+    part = -(-block // 2)
+    goal = 1024 if problem.kv_heads * problem.head_size <= WIDE_CACHE else 512
+    long = goal // block * block + part
+    middle = 3 * goal // 4 // block * block + part
+    lengths: dict[str, tuple[str, tuple[int, ...]]] = {
+        "ragged": ("random", (block + 1, 0, long, 1, block, 5 * block + part)),
+        "single": ("random", (middle,)),
+        "large_logits": ("large_logits", (4 * block + part, 2 * block, 96)),
+        "equal_logits": ("equal_logits", (2 * block - 1, middle, 1, 2 * block + 1)),
+        "dominating": ("dominating", (3 * block + 1, 2 * block + part, block, 300, 1)),
+        "zeros": ("zeros", (block + part, 2 * block, 3 * block + 1, 0)),
+    }
+    return tuple(
+        ValidationCase(name=name, problem=_resized(problem, tokens), inputs=inputs, seed=seed)
+        for seed, (name, (inputs, tokens)) in enumerate(lengths.items())
+    )
+
+
+def _resized(problem: PagedDecodeProblem, tokens: tuple[int, ...]) -> PagedDecodeProblem:
+    return msgspec.structs.replace(
+        problem,
+        sequences=len(tokens),
+        context=max(tokens),
+        lengths="list:" + ",".join(map(str, tokens)),
+    )
+
+
+def _operands(
+    problem: PagedDecodeProblem,
+    *,
+    query: Floats,
+    key_cache: Words,
+    value_cache: Words,
+    block_table: Words,
+) -> Operands:
+    lengths = problem.context_lens()
+    out_shape = (problem.sequences, problem.query_heads, problem.head_size)
+    return Operands(
+        inputs={
+            "query": query,
+            "key_cache": key_cache,
+            "value_cache": value_cache,
+            "block_table": block_table,
+            "context_lens": lengths,
+        },
+        outputs={"out": (out_shape, np.dtype(np.float32))},
+        scalars={
+            "q_stride": query.shape[1],
+            "max_blocks": block_table.shape[1],
+            "max_context_len": int(lengths.max()),
+            "softmax_scale": softmax_scale(problem.head_size),
+            "num_kv_heads": problem.kv_heads,
+            "num_heads": problem.query_heads,
+        },
+    )
+
+
+def _timing_operands(problem: PagedDecodeProblem, rng: np.random.Generator) -> Operands:
+    used = blocks_used(problem)
+    blocks = max(1, int(used.sum()))
+    table = np.full((problem.sequences, problem.blocks_per_sequence), NO_BLOCK, np.uint32)
+    in_use = np.arange(table.shape[1]) < used[:, None]
+    table[in_use] = rng.permutation(blocks)[: int(used.sum())]
+    row = problem.query_heads * problem.head_size
+    return _operands(
+        problem,
+        query=rng.standard_normal((problem.sequences, row), np.float32),
+        key_cache=_random_cache(problem, blocks, rng),
+        value_cache=_random_cache(problem, blocks, rng),
+        block_table=table,
+    )
+
+
+def _random_cache(problem: PagedDecodeProblem, blocks: int, rng: np.random.Generator) -> Words:
+    """Cache words [NB, Hkv, BS, D/4+1] with uniform codes, at the speed of memory."""
+    words = words_per_token(problem.head_size)
+    block_shape = (problem.kv_heads, problem.block_size, words)
+    slab_blocks = min(blocks, max(1, SLAB_BYTES // (4 * int(np.prod(block_shape)))))
+    slab = rng.integers(0, 2**32, (slab_blocks, *block_shape), np.uint32)
+    codes = slab.view(np.uint8)
+    codes[codes == 0x80] = 0x7F
+    scales = rng.uniform(0.015, 0.025, slab.shape[:-1]).astype(np.float32)
+    slab[..., -1] = scales.view(np.uint32)
+    if slab_blocks == blocks:
+        return slab
+    cache = np.empty((blocks, *block_shape), np.uint32)
+    for first in range(0, blocks, slab_blocks):
+        part = cache[first : first + slab_blocks]
+        part[...] = slab[: len(part)]
+    return cache
+
+
+def _poisoned_cache(vectors: Floats, live: npt.NDArray[np.bool_]) -> Words:
+    """Quantise the live tokens of a pool [NB, Hkv, BS, D] and poison the others."""
+    cache = pack_cache(*quantise_token_vectors(vectors))
+    dead = np.broadcast_to(~live[:, None, :], cache.shape[:-1])
+    poison = np.full(cache.shape[-1], POISON_CODES, np.uint32)
+    poison[-1] = POISON_SCALE
+    cache[dead] = poison
+    return cache

@@ -1,0 +1,229 @@
+"""How cooperative-matrix fragments are fed straight from cached words, for any probed layout.
+
+The order in which a dot product runs over its terms is free. So each lane takes whole words (four
+codes) of the rows it owns, whatever their dimensions, and the query is permuted to match when it
+is staged once; the order of output dimensions and of tokens within a tile is free likewise. A
+`FragmentPlan` fixes these permutations for one layout and head size. Where rows wait in shared
+memory, it takes those with the fewest bank conflicts.
+
+Two products are planned, both transposed, so that a lane's accumulators belong to few query heads:
+scores [tokens, heads] = keys x query, and outputs [dims, heads] = values x weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tuner.device_info import Fragment, MatrixLayout
+
+BANKS = 32
+WORD_CODES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """One axis of a fragment: the indices of a lane are `bases[lane_class[lane]] + offsets[i]`."""
+
+    lane_class: tuple[int, ...]
+    bases: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+    @property
+    def table(self) -> dict[int, tuple[int, int]]:
+        """Index along the axis -> (class of lanes, position among that class's own indices)."""
+        return {
+            base + offset: (number, position)
+            for number, base in enumerate(self.bases)
+            for position, offset in enumerate(self.offsets)
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentPlan:
+    """Tables a kernel is rendered with. `lanes` below is the subgroup size.
+
+    Keys (operand A of the scores): element `key_elements[j][p]` is the p-th term of the lane's j-th
+    row. Word of slot s is `key_word[lane] + key_slots[s]`; a contraction step takes
+    `slots_per_step` slots. `key_tokens[j][lane]` is that row's token within the tile.
+    `query_dims[k]` is the dimension of term k of step 0; `query_slots[s]` what a step adds.
+    Values (operand A of the outputs): a group of `tiles_per_group` row tiles shares one word:
+    `value_word[lane] + value_groups[g]`, for the tokens `value_tokens[p][lane]`.
+    `value_elements[j][p]` as for keys. `output_dims[row]` is the dimension of a row of a group's
+    first tile, to which tile i adds i * rows and group g adds 4 * value_groups[g].
+    """
+
+    steps: int
+    slots_per_step: int
+    key_elements: tuple[tuple[int, ...], ...]
+    key_word: tuple[int, ...]
+    key_slots: tuple[int, ...]
+    key_tokens: tuple[tuple[int, ...], ...]
+    query_dims: tuple[int, ...]
+    value_elements: tuple[tuple[int, ...], ...]
+    value_word: tuple[int, ...]
+    value_groups: tuple[int, ...]
+    value_tokens: tuple[tuple[int, ...], ...]
+    tiles_per_group: int
+    output_dims: tuple[int, ...]
+    tokens: tuple[int, ...]
+    """Token within the tile of each row of the scores (and term of the outputs)."""
+
+
+def fragment_plan(
+    scores: MatrixLayout,
+    outputs: MatrixLayout,
+    *,
+    head_size: int,
+    row_words: int,
+    staged: bool,
+    interleaved: bool = True,
+) -> FragmentPlan | str:
+    """The plan for a pair of layouts, or the reason why there is none.
+
+    `row_words` is the distance of two tokens in shared memory, in words; `interleaved` tells that
+    16-bit pairs come from every other code of a word (as widening yields them), else the codes are
+    taken in order.
+    """
+    keys, values = _operand(scores.a), _operand(outputs.a)
+    if isinstance(keys, str) or isinstance(values, str):
+        return keys if isinstance(keys, str) else str(values)
+    (key_rows, key_terms, key_elements) = keys
+    (value_rows, value_terms, value_elements) = values
+    shape, words = scores.shape, head_size // WORD_CODES
+    if len(key_terms.offsets) % WORD_CODES or head_size % shape.k:
+        return f"head size {head_size} does not cut into words of {shape.k}-term steps"
+    if WORD_CODES % len(value_rows.offsets):
+        return f"{len(value_rows.offsets)} rows a lane do not share the four codes of a word"
+    if outputs.shape.k != shape.m:
+        return f"tiles of {shape.m} tokens do not match steps of {outputs.shape.k} terms"
+    classes, row_classes = len(key_terms.bases), len(value_rows.bases)
+    groups = -(-words // row_classes)
+    best = min(
+        itertools.product(
+            _token_orders(shape.m, value_terms, staged),
+            _word_orders(words, classes, staged),
+            _word_orders(groups * row_classes, row_classes, staged),
+        ),
+        key=lambda choice: _conflicts(choice, keys, values, row_words) if staged else 0,
+    )
+    tokens, (key_word, key_slots), (value_word, value_groups) = best
+    slots_per_step = len(key_terms.offsets) // WORD_CODES
+    inner = (0, 2, 1, 3) if interleaved else (0, 1, 2, 3)
+    query_dims = tuple(
+        WORD_CODES * (key_word[number] + key_slots[position // WORD_CODES] - key_slots[0])
+        + inner[position % WORD_CODES]
+        for _, (number, position) in sorted(key_terms.table.items())
+    )
+    output_dims = tuple(
+        WORD_CODES * value_word[number] + position
+        for _, (number, position) in sorted(value_rows.table.items())
+    )
+    return FragmentPlan(
+        steps=head_size // shape.k,
+        slots_per_step=slots_per_step,
+        key_elements=key_elements,
+        key_word=tuple(key_word[c] for c in key_terms.lane_class),
+        key_slots=key_slots,
+        key_tokens=_tokens_of(key_rows, tokens),
+        query_dims=query_dims,
+        value_elements=value_elements,
+        value_word=tuple(value_word[c] for c in value_rows.lane_class),
+        value_groups=value_groups,
+        value_tokens=_tokens_of(value_terms, tokens),
+        tiles_per_group=WORD_CODES // len(value_rows.offsets),
+        output_dims=output_dims,
+        tokens=tokens,
+    )
+
+
+_Operand = tuple[_Axis, _Axis, tuple[tuple[int, ...], ...]]
+
+
+def _operand(fragment: Fragment) -> _Operand | str:
+    """Rows, terms and element numbers [row][term] of an operand A, or why it does not fit."""
+    row_offsets = tuple(dict.fromkeys(fragment.element_row))
+    elements = tuple(
+        tuple(e for e, row in enumerate(fragment.element_row) if row == offset)
+        for offset in row_offsets
+    )
+    term_offsets = tuple(fragment.element_column[e] for e in elements[0])
+    for row in elements[1:]:
+        if tuple(fragment.element_column[e] for e in row) != term_offsets:
+            return "the rows of a lane's fragment hold different terms"
+    rows = _axis(fragment.lane_row, row_offsets)
+    terms = _axis(fragment.lane_column, term_offsets)
+    if rows is None or terms is None:
+        return "the lanes' rows or terms overlap in part"
+    return rows, terms, elements
+
+
+def _axis(lane_base: Sequence[int], offsets: tuple[int, ...]) -> _Axis | None:
+    bases = tuple(sorted(set(lane_base)))
+    covered = sorted(base + offset for base in bases for offset in offsets)
+    if covered != list(range(len(covered))):
+        return None
+    return _Axis(tuple(bases.index(base) for base in lane_base), bases, offsets)
+
+
+def _tokens_of(axis: _Axis, tokens: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    return tuple(
+        tuple(tokens[axis.bases[number] + offset] for number in axis.lane_class)
+        for offset in axis.offsets
+    )
+
+
+def _token_orders(count: int, terms: _Axis, staged: bool) -> Iterable[tuple[int, ...]]:
+    """Orders of a tile's tokens: as they are, and with those of one lane side by side."""
+    yield tuple(range(count))
+    if staged:
+        table, run = terms.table, len(terms.offsets)
+        yield tuple(table[i][0] * run + table[i][1] for i in range(count))
+
+
+def _word_orders(
+    words: int, classes: int, staged: bool
+) -> Iterable[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Ways to write word numbers as (part of the class of lanes) + (part of the slot)."""
+    slots = words // classes
+    yield tuple(range(classes)), tuple(classes * s for s in range(slots))
+    if not staged:
+        return
+    yield tuple(slots * c for c in range(classes)), tuple(range(slots))
+    bits = words.bit_length() - 1
+    if words == 1 << bits and classes.bit_count() == 1:
+        for chosen in itertools.combinations(range(bits), classes.bit_length() - 1):
+            rest = [bit for bit in range(bits) if bit not in chosen]
+            yield _deposits(classes, chosen), _deposits(slots, rest)
+
+
+def _deposits(count: int, bits: Sequence[int]) -> tuple[int, ...]:
+    return tuple(
+        sum((number >> i & 1) << bit for i, bit in enumerate(bits)) for number in range(count)
+    )
+
+
+def _conflicts(
+    choice: tuple[
+        tuple[int, ...],
+        tuple[tuple[int, ...], tuple[int, ...]],
+        tuple[tuple[int, ...], tuple[int, ...]],
+    ],
+    keys: _Operand,
+    values: _Operand,
+    row_words: int,
+) -> int:
+    """Shared-memory wavefronts of one key and one value word for each row or term of a lane."""
+    tokens, (key_word, _), (value_word, _) = choice
+    (key_rows, key_terms, _), (value_rows, value_terms, _) = keys, values
+    total = 0
+    for axis, classes, word in (
+        (key_rows, key_terms.lane_class, key_word),
+        (value_terms, value_rows.lane_class, value_word),
+    ):
+        for row in _tokens_of(axis, tokens):
+            addresses = {t * row_words + word[c] for t, c in zip(row, classes, strict=True)}
+            banks = [address % BANKS for address in addresses]
+            total += max(banks.count(bank) for bank in set(banks))
+    return total

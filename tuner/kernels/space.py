@@ -1,0 +1,202 @@
+"""The space of a family: which variants are legal, why others are not, and how to pick from it.
+
+One set of rules serves both sides. `legal` enumerates what a search may propose, `reasons` says of
+a variant asked for by hand everything that speaks against it; both read the same declarations.
+Parameters are taken in declared order, so `Parameter.used` may read only those declared before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tuner.device_info import DeviceInfo
+from tuner.errors import IllegalVariantError, UnknownNameError, UsageError
+from tuner.kernels.base import Candidate, Constraint, Family, Value, Values
+from tuner.kernels.selection import Variants, nearest_legal, pairwise
+from tuner.problems import Problem
+
+__all__ = [
+    "Variants",
+    "canonical",
+    "describe",
+    "legal",
+    "nearest_legal",
+    "pairwise",
+    "parse_values",
+    "reasons",
+    "require_legal",
+]
+
+
+def legal(family: Family, problem: Problem, device: DeviceInfo) -> Variants:
+    """Every legal variant, in lexicographic order of the declared parameters and values.
+
+    Depth first: a branch ends at the first constraint that the parameters chosen so far violate,
+    and a parameter that means nothing in a branch takes only its neutral value there.
+    """
+    before, at = _rules_by_depth(family, problem, device)
+    chosen: dict[str, Value] = _Known()
+    codes = bytearray(len(family.parameters))
+    found = bytearray()
+
+    def descend(depth: int) -> None:
+        if depth == len(codes):
+            found.extend(codes)
+            return
+        parameter, rules = family.parameters[depth], at[depth]
+        used = parameter.used is None or parameter.used(chosen)
+        for code, value in enumerate(parameter.values if used else parameter.values[:1]):
+            chosen[parameter.name], codes[depth] = value, code
+            for rule in rules:
+                if rule.reason(chosen) is not None:
+                    break
+            else:
+                descend(depth + 1)
+        del chosen[parameter.name]
+
+    if all(rule.reason(chosen) is None for rule in before):
+        descend(0)
+    domains = {parameter.name: parameter.values for parameter in family.parameters}
+    return Variants(domains, np.frombuffer(bytes(found), np.uint8))
+
+
+def reasons(
+    family: Family, values: Values, problem: Problem, device: DeviceInfo
+) -> tuple[str, ...]:
+    """Everything that makes the variant illegal, in words; empty if it is legal.
+
+    Names and values that do not exist are reported with the nearest that do; constraints that
+    depend on these are left out, all others are asked.
+    """
+    found = [
+        str(UnknownNameError(f"parameter of {family.name}", name, _names(family)))
+        for name in values
+        if name not in _names(family)
+    ]
+    known: dict[str, Value] = {}
+    for parameter in family.parameters:
+        if parameter.name not in values:
+            found.append(f"{parameter.name} has no value")
+        elif values[parameter.name] not in parameter.values:
+            value = values[parameter.name]
+            found.append(str(UnknownNameError(f"{parameter.name}", value, parameter.values)))
+        else:
+            known[parameter.name] = values[parameter.name]
+    if len(known) == len(family.parameters):
+        found += _not_neutral(family, known)
+    for constraint in family.constraints:
+        if all(name in known for name in constraint.needs):
+            reason = _Rule(constraint, problem, device).reason(known)
+            if reason is not None:
+                found.append(reason)
+    return tuple(found)
+
+
+def require_legal(family: Family, values: Values, problem: Problem, device: DeviceInfo) -> None:
+    """Do nothing for a legal variant.
+
+    Raises:
+        IllegalVariantError: with every reason.
+    """
+    found = reasons(family, values, problem, device)
+    if found:
+        raise IllegalVariantError(family.name, describe(values), found)
+
+
+def canonical(family: Family, values: Values) -> Values:
+    """The one name of the kernel that `values` mean: parameters without meaning made neutral.
+
+    Keys come out in declared order. All parameters must be present.
+    """
+    result: dict[str, Value] = _Known()
+    for parameter in family.parameters:
+        used = parameter.used is None or parameter.used(result)
+        result[parameter.name] = values[parameter.name] if used else parameter.values[0]
+    return dict(result)
+
+
+def describe(values: Values) -> str:
+    """The variant as one line, "name=value name=value", the form that `--set` takes."""
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+def parse_values(family: Family, assignments: Iterable[str], base: Values) -> Values:
+    """`base` changed by assignments "name=value"; the result may be illegal.
+
+    Parameters that lose their meaning through an assignment become neutral, except those assigned
+    themselves: `reasons` then says that they mean nothing. Of several assignments to one parameter
+    the last holds.
+
+    Raises:
+        UsageError: an assignment without "=".
+        UnknownNameError: no such parameter or value; names the nearest.
+    """
+    assigned: dict[str, Value] = {}
+    for text in assignments:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals:
+            raise UsageError(f"{text!r} is no assignment: write name=value")
+        by_text = {str(legal): legal for legal in family.parameter(name).values}
+        if value not in by_text:
+            raise UnknownNameError(f"value of {name}", value, by_text.values())
+        assigned[name] = by_text[value]
+    return {**canonical(family, {**base, **assigned}), **assigned}
+
+
+class _Known(dict[str, Any]):
+    """Parameter values known so far; reading another is a mistake in the family's declaration."""
+
+    def __missing__(self, name: str) -> Any:
+        raise LookupError(
+            f"the family reads parameter {name!r} where only {sorted(self)} are known: list it in "
+            "`needs`, or declare it before the parameter whose `used` reads it"
+        )
+
+
+@dataclass(slots=True)
+class _Rule:
+    """A constraint on one problem and device, remembering its answers by the values it needs."""
+
+    constraint: Constraint
+    problem: Problem
+    device: DeviceInfo
+    _answers: dict[tuple[Value, ...], str | None] = field(default_factory=dict)
+
+    def reason(self, values: Values) -> str | None:
+        needs = self.constraint.needs
+        key = tuple([values[name] for name in needs])
+        if key not in self._answers:
+            known = _Known(zip(needs, key, strict=True))
+            self._answers[key] = self.constraint.check(Candidate(known, self.problem, self.device))
+        return self._answers[key]
+
+
+def _rules_by_depth(
+    family: Family, problem: Problem, device: DeviceInfo
+) -> tuple[list[_Rule], list[list[_Rule]]]:
+    """Rules to ask before any choice, and those to ask once parameter i is chosen."""
+    depth_of = {name: depth for depth, name in enumerate(_names(family))}
+    before: list[_Rule] = []
+    at: list[list[_Rule]] = [[] for _ in family.parameters]
+    for constraint in family.constraints:
+        rule = _Rule(constraint, problem, device)
+        depths = [depth_of[family.parameter(name).name] for name in constraint.needs]
+        (at[max(depths)] if depths else before).append(rule)
+    return before, at
+
+
+def _names(family: Family) -> tuple[str, ...]:
+    return tuple(parameter.name for parameter in family.parameters)
+
+
+def _not_neutral(family: Family, values: Values) -> list[str]:
+    wanted = canonical(family, values)
+    return [
+        f"{name}={values[name]} means nothing beside the other values: it must be {wanted[name]}"
+        for name in wanted
+        if values[name] != wanted[name]
+    ]

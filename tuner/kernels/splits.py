@@ -1,0 +1,63 @@
+"""Split policies: into how many parts a context is cut, as a rule an engine can evaluate too.
+
+A policy is a string, so that it can be a parameter value and stand in an export as it is:
+
+* ``none``: one workgroup walks the whole context; no combine pass;
+* ``count:N``: N parts, whatever the shape;
+* ``tokens:N``: parts of N tokens;
+* ``device:N``: as many parts as give at most N workgroups per compute unit in all.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+POLICIES = (
+    "none",
+    "count:2",
+    "count:4",
+    "count:8",
+    "count:16",
+    "count:32",
+    "count:64",
+    "tokens:256",
+    "tokens:512",
+    "tokens:1024",
+    "tokens:2048",
+    "tokens:4096",
+    "device:1",
+    "device:2",
+    "device:3",
+    "device:4",
+    "device:6",
+    "device:8",
+)
+
+
+class SplitPlan(NamedTuple):
+    """How the longest context is cut: `count` parts of `tokens` tokens, the last may be shorter."""
+
+    count: int
+    tokens: int
+
+
+def split_plan(
+    policy: str, *, context: int, workgroups: int, compute_units: int | None, granule: int
+) -> SplitPlan:
+    """The cut that `policy` makes.
+
+    `context` is the longest context in tokens, `workgroups` the number of workgroups of one part
+    (sequences times KV heads), `granule` the tokens one workgroup takes a step: parts are multiples
+    of it. `compute_units` may be None only where the policy is not ``device:N``.
+    """
+    kind, _, argument = policy.partition(":")
+    wanted = 1
+    if kind == "count":
+        wanted = int(argument)
+    elif kind == "tokens":
+        wanted = -(-context // int(argument))
+    elif kind == "device":
+        wanted = int(argument) * (compute_units or 1) // workgroups
+    tokens = -(-max(1, context) // max(1, wanted))
+    tokens = -(-tokens // granule) * granule
+    return SplitPlan(max(1, -(-context // tokens)), tokens)

@@ -1,0 +1,135 @@
+"""The oracle of paged decode over the int8 cache: float64 from the quantised cache.
+
+Operands are those of `tuner.kernels.decode_operands`. Only tokens that a sequence sees are read, so
+poison elsewhere has no way in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.oracle.attention import HeadGroups, Partial, attend
+from tuner.oracle.tolerance import error_bounds
+from tuner.quant import unpack_cache
+
+if TYPE_CHECKING:
+    from tuner.kernels.base import ArithmeticClass, Operands, Reference
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+
+SAMPLE_SEED = 20_260_102
+
+
+def decode_reference(operands: Operands) -> Reference:
+    """Output `out` [S, H, D] of a whole launch, and its error bounds [S, H]."""
+    sequences, heads, head_size = operands.outputs["out"][0]
+    every_head = np.arange(int(operands.scalars["num_kv_heads"]))
+
+    def groups(sequence: int) -> HeadGroups:
+        return head_groups(operands, sequence, every_head)
+
+    out = np.stack([attend(groups(s)).out for s in range(sequences)])
+
+    def bounds(arithmetic: ArithmeticClass) -> Floats:
+        rows = [error_bounds(arithmetic, groups(s)) for s in range(sequences)]
+        return np.stack(rows).reshape(sequences, heads)
+
+    return reference_of(out.reshape(sequences, heads, head_size), bounds)
+
+
+def sampled_decode_reference(operands: Operands, count: int) -> tuple[Reference, Array]:
+    """The oracle on `count` pairs of a sequence and a KV head, for launches too large to redo.
+
+    Takes the first and the last pair, those of the longest and the shortest sequence, and others at
+    random (but always the same). Returns outputs [rows, D] with bounds [rows], and the indices of
+    these rows in the output flattened to [S * H, D].
+    """
+    heads, head_size = operands.outputs["out"][0][1:]
+    kv_heads = int(operands.scalars["num_kv_heads"])
+    group = heads // kv_heads
+    pairs = _sampled_pairs(operands.inputs["context_lens"], kv_heads, count)
+
+    def groups(pair: int) -> HeadGroups:
+        return head_groups(operands, pair // kv_heads, np.array([pair % kv_heads]))
+
+    out = np.concatenate([attend(groups(pair)).out for pair in pairs])
+
+    def bounds(arithmetic: ArithmeticClass) -> Floats:
+        return np.concatenate([error_bounds(arithmetic, groups(p)) for p in pairs]).ravel()
+
+    indices = (np.array(pairs)[:, None] * group + np.arange(group)).ravel()
+    return reference_of(out.reshape(-1, head_size), bounds), indices
+
+
+def decode_partial(operands: Operands, sequence: int, start: int, stop: int) -> Partial:
+    """One split of a sequence, tokens `start` to `stop` - 1, for its H query heads."""
+    heads, head_size = operands.outputs["out"][0][1:]
+    every_head = np.arange(int(operands.scalars["num_kv_heads"]))
+    part = attend(head_groups(operands, sequence, every_head).tokens(start, stop))
+    return Partial(
+        peak=part.peak.reshape(heads),
+        weight=part.weight.reshape(heads),
+        mixture=part.mixture.reshape(heads, head_size),
+    )
+
+
+def head_groups(operands: Operands, sequence: int, kv_heads: Array) -> HeadGroups:
+    """Gather what the given KV heads [N] of a sequence see, and their query heads."""
+    inputs, scalars = operands.inputs, operands.scalars
+    heads, head_size = operands.outputs["out"][0][1:]
+    length = min(int(inputs["context_lens"][sequence]), int(scalars["max_context_len"]))
+    block_size = inputs["key_cache"].shape[2]
+    blocks = inputs["block_table"][sequence, : -(-length // block_size)].astype(np.int64)
+    row = inputs["query"][sequence, : heads * head_size].astype(np.float64)
+    query = row.reshape(int(scalars["num_kv_heads"]), -1, head_size)[kv_heads]
+
+    def tokens(name: str) -> tuple[Array, Floats]:
+        words = inputs[name][blocks, kv_heads[:, None]]
+        words = words.reshape(len(kv_heads), -1, words.shape[-1])[:, :length]
+        codes, scales = unpack_cache(words)
+        return codes, scales.astype(np.float64)
+
+    key_codes, key_scales = tokens("key_cache")
+    value_codes, value_scales = tokens("value_cache")
+    return HeadGroups(
+        query=query,
+        key_codes=key_codes,
+        key_scales=key_scales,
+        value_codes=value_codes,
+        value_scales=value_scales,
+        softmax_scale=float(scalars["softmax_scale"]),
+    )
+
+
+def _sampled_pairs(lengths: Array, kv_heads: int, count: int) -> list[int]:
+    """Flat indices sequence * kv_heads + head, ascending, at most `count` (at least one)."""
+    total = len(lengths) * kv_heads
+    chosen = [
+        int(lengths.argmax()) * kv_heads,
+        total - 1,
+        0,
+        int(lengths.argmin()) * kv_heads + kv_heads - 1,
+    ]
+    rng = np.random.default_rng(SAMPLE_SEED)
+    chosen += rng.choice(total, min(total, count), replace=False).tolist()
+    return sorted(list(dict.fromkeys(chosen))[: max(1, count)])
+
+
+def reference_of(out: Floats, bounds: Callable[[ArithmeticClass], Floats]) -> Reference:
+    """A reference with the one output `out`, its bounds computed when asked for, and only once."""
+    # tuner.kernels imports this module for its families, so its types are known only later.
+    from tuner.kernels.base import Reference
+
+    known: dict[ArithmeticClass, Floats] = {}
+
+    def cached(arithmetic: ArithmeticClass) -> dict[str, Array]:
+        if arithmetic not in known:
+            known[arithmetic] = bounds(arithmetic)
+        return {"out": known[arithmetic]}
+
+    return Reference(outputs={"out": out}, bounds=cached)

@@ -1,0 +1,148 @@
+"""How a search went: every trial, the best so far, and where trials failed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from tuner.device_info import DeviceInfo
+from tuner.plots import problems, style
+from tuner.records import Record
+from tuner.results import Outcome, outcomes
+from tuner.results.outcomes import FINAL, BaselineOf, is_timed
+
+MAX_PANELS = 6
+FAILURES = {
+    "constraints": ("|", style.BLACK),
+    "compile": ("s", style.PURPLE),
+    "runtime": ("X", style.ORANGE),
+    "timeout": ("^", style.GREEN),
+    "correctness": ("D", style.VERMILION),
+}
+"""Marker and colour of each state of failure."""
+
+
+def search_history(
+    records: Sequence[Record],
+    device: DeviceInfo | None = None,
+    *,
+    baseline_of: BaselineOf | None = None,
+) -> Figure:
+    """Time of each trial and of the best so far against the trial's number, a panel a problem.
+
+    With more problems than panels, those with the most trials are shown.
+    """
+    # The final measurement is no part of the search.
+    source = style.source([r for r in records if r.note != FINAL], device)
+    found = outcomes(source.records, baseline_of=baseline_of)
+    most = sorted(found, key=lambda outcome: -len(outcome.records))[:MAX_PANELS]
+    shown = problems.in_order(most)
+    columns = min(2, max(1, len(shown)))
+    lines = math.ceil(len(shown) / columns) or 1
+    figure = style.new_figure(
+        9.0,
+        0.7 + 2.2 * lines,
+        title="Search history: time of each trial, and the best so far",
+        sources=[source],
+        note=(
+            f"{len(shown)} of {len(found)} problems shown, those with the most trials"
+            if len(found) > len(shown)
+            else ""
+        ),
+    )
+    if not shown:
+        return style.empty(figure, "no trials yet")
+    for number, (outcome, name) in enumerate(zip(shown, problems.names(shown), strict=True)):
+        axes = figure.add_subplot(lines, columns, number + 1)
+        _panel(axes, outcome)
+        axes.set_title(name.replace("\n", ", "), size=style.TEXT_SIZE, loc="left")
+        if number % columns == 0:
+            axes.set_ylabel("time, µs", size=style.SMALL_SIZE, color=style.TEXT)
+        if number + columns >= len(shown):
+            axes.set_xlabel("trial", size=style.SMALL_SIZE, color=style.TEXT)
+    handles = _handles(shown)
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=min(len(handles), 8),
+        frameon=False,
+        fontsize=style.SMALL_SIZE,
+    )
+    return figure
+
+
+def _panel(axes: Axes, outcome: Outcome) -> None:
+    numbered = list(enumerate(outcome.records, 1))
+    timed = [(n, r.median_ns / 1000) for n, r in numbered if is_timed(r) and r.median_ns]
+    axes.set_xlim(0, len(numbered) + 1)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    style.dress(axes, grid="y")
+    if timed:
+        axes.plot(*zip(*timed, strict=True), ".", color=style.SKY, markersize=5)
+        best = _best_so_far(timed, len(numbered))
+        axes.plot(*zip(*best, strict=True), color=style.BLUE, linewidth=1.8)
+        if outcome.baseline is not None and outcome.baseline.median_ns:
+            level = outcome.baseline.median_ns / 1000
+            axes.axhline(level, color=style.GREY, linestyle="--", linewidth=1.2)
+        times = [time for _, time in timed]
+        # Room below for the failures' marks, so that they hide no trial.
+        style.log_ticks(axes, "y", min(times) / 1.6, max(times) * 1.25)
+        axes.annotate(
+            f"{min(times):.4g} µs",
+            best[-1],
+            xytext=(-2, -3),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            size=style.SMALL_SIZE,
+            color=style.BLUE,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8},
+        )
+    else:
+        axes.set_yticks([])
+        axes.text(0.5, 0.5, "no correct trial", transform=axes.transAxes, ha="center")
+    for state, (marker, colour) in FAILURES.items():
+        at = [n for n, record in numbered if record.state == state]
+        if not at:
+            continue  # An empty line that is not clipped defeats the layout.
+        axes.plot(
+            at,
+            [0.0] * len(at),
+            marker=marker,
+            color=colour,
+            linestyle="none",
+            markersize=5,
+            transform=axes.get_xaxis_transform(),
+            clip_on=False,
+            zorder=5,
+        )
+
+
+def _best_so_far(timed: Sequence[tuple[int, float]], last: int) -> list[tuple[float, float]]:
+    """Corners of the staircase from the first correct trial to the last trial."""
+    corners: list[tuple[float, float]] = [timed[0]]
+    for number, time in timed[1:]:
+        if time < corners[-1][1]:
+            corners += [(number, corners[-1][1]), (number, time)]
+    return [*corners, (last, corners[-1][1])]
+
+
+def _handles(shown: Sequence[Outcome]) -> list[Line2D]:
+    handles = [
+        Line2D([], [], color=style.SKY, marker=".", linestyle="none", label="trial"),
+        Line2D([], [], color=style.BLUE, linewidth=1.8, label="best so far"),
+    ]
+    if any(outcome.baseline for outcome in shown):
+        handles.append(Line2D([], [], color=style.GREY, linestyle="--", label="baseline"))
+    failed = {record.state for outcome in shown for record in outcome.records}
+    handles += [
+        Line2D([], [], color=colour, marker=marker, linestyle="none", label=f"failed: {state}")
+        for state, (marker, colour) in FAILURES.items()
+        if state in failed
+    ]
+    return handles

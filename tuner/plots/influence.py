@@ -1,0 +1,179 @@
+"""Which parameters matter: the best time each of their values allows, against the best of all."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tuner.device_info import DeviceInfo
+from tuner.errors import UnknownNameError
+from tuner.plots import style
+from tuner.records import Record
+from tuner.results import outcomes
+from tuner.results.outcomes import BaselineOf, is_timed
+
+MAX_PANELS = 9
+Value = int | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Influence:
+    """What one parameter does.
+
+    `slowdowns` gives for each value, problem by problem, the best time with this value over the
+    best time of all (1: the best variant has it). `explained` is the share of the variance of the
+    logarithm of the time that the parameter alone explains (eta squared), averaged over problems.
+    """
+
+    parameter: str
+    slowdowns: Mapping[Value, tuple[float, ...]]
+    explained: float
+
+
+def influences(
+    records: Sequence[Record], *, baseline_of: BaselineOf | None = None
+) -> tuple[Influence, ...]:
+    """Every parameter with at least two values among the correct records, strongest first.
+
+    The baseline is left out: it differs from the rest in everything.
+    """
+    slowdowns: dict[str, dict[Value, list[float]]] = defaultdict(lambda: defaultdict(list))
+    shares: dict[str, list[float]] = defaultdict(list)
+    for outcome in outcomes(records, baseline_of=baseline_of):
+        timed = [
+            (record.values, record.median_ns)
+            for record in outcome.records
+            if is_timed(record) and record is not outcome.baseline and record.median_ns
+        ]
+        if not timed:
+            continue
+        best = min(time for _, time in timed)
+        for name in timed[0][0]:
+            by_value: dict[Value, list[float]] = defaultdict(list)
+            for values, time in timed:
+                by_value[values[name]].append(time)
+            for value, times in by_value.items():
+                slowdowns[name][value].append(min(times) / best)
+            shares[name].append(_explained(list(by_value.values())))
+    found = [
+        Influence(
+            parameter=name,
+            slowdowns={value: tuple(slowdowns[name][value]) for value in slowdowns[name]},
+            explained=fmean(shares[name]),
+        )
+        for name in slowdowns
+        if len(slowdowns[name]) > 1
+    ]
+    return tuple(sorted(found, key=lambda each: (-each.explained, each.parameter)))
+
+
+def parameter_influence(
+    records: Sequence[Record],
+    device: DeviceInfo | None = None,
+    *,
+    baseline_of: BaselineOf | None = None,
+) -> Figure:
+    """A panel a parameter: slow-down of the best variant with each value, a dot a problem.
+
+    Of several families the one with the most trials is shown.
+    """
+    source = style.source(records, device)
+    family = (
+        max(Counter(r.family for r in source.records).items(), key=lambda i: i[1])[0]
+        if (source.records)
+        else ""
+    )
+    ours = [record for record in source.records if record.family == family]
+    found = influences(ours, baseline_of=baseline_of)
+    shown = found[:MAX_PANELS]
+    columns = min(3, max(1, len(shown)))
+    lines = math.ceil(len(shown) / columns) or 1
+    note = (
+        f"{family} without its baseline · a dot is a problem, the line their median · percentages: "
+        "share of the variance of log time that the parameter alone explains"
+    )
+    if len(found) > len(shown):
+        note += " · least important, not shown: " + ", ".join(
+            i.parameter for i in found[MAX_PANELS:]
+        )
+    figure = style.new_figure(
+        max(8.4, 3.2 * columns),
+        0.4 + 2.4 * lines,
+        title="Influence of the parameters: best time with a value, against the best of all",
+        sources=[source],
+        note=note if shown else "",
+    )
+    if not shown:
+        return style.empty(figure, "no two correct trials that differ")
+    top = max(s for each in shown for values in each.slowdowns.values() for s in values)
+    for number, each in enumerate(shown):
+        axes = figure.add_subplot(lines, columns, number + 1)
+        _panel(axes, each, _ordered(family, each), top)
+        if number % columns == 0:
+            axes.set_ylabel("time / best time", size=style.SMALL_SIZE, color=style.TEXT)
+    return figure
+
+
+def _panel(axes: Axes, influence: Influence, values: Sequence[Value], top: float) -> None:
+    style.dress(axes, grid="y")
+    for place, value in enumerate(values):
+        dots = influence.slowdowns[value]
+        middle = median(dots)
+        offsets = [0.5 * (i / max(1, len(dots) - 1) - 0.5) for i in range(len(dots))]
+        axes.plot(
+            [place + offset for offset in offsets],
+            dots,
+            "o",
+            color=style.BLUE,
+            markersize=3.5,
+            alpha=0.6,
+            markeredgewidth=0,
+        )
+        axes.hlines(middle, place - 0.36, place + 0.36, color=style.VERMILION, linewidth=2)
+    style.log_ticks(axes, "y", 0.95, max(1.5, top * 1.15))
+    labels = [str(value) for value in values]
+    # Labels side by side where they fit, else turned.
+    turned = len(labels) * max(map(len, labels)) > 30
+    axes.set_xticks(
+        range(len(labels)),
+        labels,
+        rotation=90 if len(labels) > 8 else 45 if turned else 0,
+        ha="right" if turned and len(labels) <= 8 else "center",
+        rotation_mode="anchor" if turned and len(labels) <= 8 else "default",
+    )
+    axes.set_xlim(-0.6, len(labels) - 0.4)
+    axes.set_title(
+        f"{influence.parameter}: {100 * influence.explained:.0f} %",
+        size=style.TEXT_SIZE,
+        color=style.TEXT,
+        loc="left",
+    )
+
+
+def _ordered(family: str, influence: Influence) -> list[Value]:
+    """The values in the order the family declares, or by number and name if it is unknown."""
+    from tuner import kernels
+
+    found = sorted(influence.slowdowns, key=lambda value: (isinstance(value, str), value))
+    try:
+        declared = list(kernels.family(family).parameter(influence.parameter).values)
+    except UnknownNameError:
+        return found
+    return sorted(found, key=lambda v: declared.index(v) if v in declared else len(declared))
+
+
+def _explained(groups: Sequence[Sequence[float]]) -> float:
+    """Eta squared of log time: variance between the groups' means over the whole variance."""
+    logs = [[math.log(time) for time in group] for group in groups]
+    every = [value for group in logs for value in group]
+    mean = fmean(every)
+    whole = sum((value - mean) ** 2 for value in every)
+    if whole <= 0:
+        return 0.0
+    return sum(len(group) * (fmean(group) - mean) ** 2 for group in logs) / whole

@@ -1,0 +1,211 @@
+"""How near the kernels come to the device's read bandwidth, by problem and by context length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from tuner.device_info import DeviceInfo
+from tuner.plots import problems, style
+from tuner.records import Record
+from tuner.results import Outcome, outcomes
+from tuner.results.outcomes import BaselineOf, is_timed
+
+MAX_PANELS = 9
+AXIS = "% of the device's measured read bandwidth"
+
+
+def utilisation_by_problem(
+    records: Sequence[Record],
+    device: DeviceInfo | None = None,
+    *,
+    baseline_of: BaselineOf | None = None,
+) -> Figure:
+    """Bars for the baseline and the best variant of each problem, up to the ceiling of 100 %."""
+    source = style.source(records, device)
+    shown = problems.in_order(outcomes(source.records, baseline_of=baseline_of))
+    figure = style.new_figure(
+        9.0,
+        1.1 + 0.42 * max(3, len(shown)),
+        title="Utilisation of the read bandwidth, by problem",
+        sources=[source],
+    )
+    if not shown:
+        return style.empty(figure, "no trials yet")
+    axes = figure.add_subplot()
+    for place, outcome in enumerate(shown):
+        _bar(axes, place + 0.19, outcome.baseline, style.GREY)
+        _bar(axes, place - 0.19, outcome.best, style.BLUE, outcome.speedup)
+        if outcome.best is None:
+            axes.text(1, place - 0.19, "no correct variant", size=style.SMALL_SIZE, va="center")
+    axes.set_yticks(range(len(shown)), problems.names(shown))
+    axes.set_ylim(len(shown) - 0.45, -0.55)
+    ceiling = max([style.CEILING, *[_percent(o.best) for o in shown]])
+    # Room for the values behind the longest bar; ticks stop at the ceiling.
+    axes.set_xlim(0, ceiling * 1.25)
+    axes.set_xticks([tick for tick in range(0, 1000, 20) if tick <= ceiling])
+    axes.axvline(style.CEILING, color=style.VERMILION, linestyle="--", linewidth=1.2, zorder=2.5)
+    axes.set_xlabel(AXIS, size=style.TEXT_SIZE, color=style.TEXT)
+    style.dress(axes, grid="x")
+    figure.legend(
+        handles=[
+            Line2D([], [], color=style.BLUE, linewidth=6, label="best variant"),
+            Line2D([], [], color=style.GREY, linewidth=6, label="baseline"),
+            Line2D([], [], color=style.VERMILION, linestyle="--", label=_ceiling_label(source)),
+        ],
+        loc="outside lower center",
+        ncols=3,
+        frameon=False,
+        fontsize=style.SMALL_SIZE,
+    )
+    return figure
+
+
+def utilisation_by_context(
+    records: Sequence[Record],
+    device: DeviceInfo | None = None,
+    *,
+    baseline_of: BaselineOf | None = None,
+) -> Figure:
+    """Best utilisation of each strategy against context length, a panel per batch and geometry."""
+    source = style.source(records, device)
+    panels = _panels(problems.in_order(outcomes(source.records, baseline_of=baseline_of)))
+    shown = panels[:MAX_PANELS]
+    columns = min(3, max(1, len(shown)))
+    lines = math.ceil(len(shown) / columns) or 1
+    figure = style.new_figure(
+        max(6.5, 3.3 * columns),
+        0.6 + 2.5 * lines,
+        title="Utilisation against context length, best of each strategy",
+        sources=[source],
+        note=f"{MAX_PANELS} of {len(panels)} batches shown" if len(panels) > MAX_PANELS else "",
+    )
+    if not shown:
+        return style.empty(figure, "no correct trials yet")
+    looks = _looks(name for panel in shown for name in panel.lines)
+    # One scale for all panels, so that they can be compared.
+    top = max([style.CEILING, *[y for p in shown for line in p.lines.values() for _, y in line]])
+    for number, panel in enumerate(shown):
+        axes = figure.add_subplot(lines, columns, number + 1)
+        for name, points in panel.lines.items():
+            axes.plot(
+                [x for x, _ in points],
+                [y for _, y in points],
+                **looks[name],
+                markersize=5,
+                linewidth=1.6,
+            )
+        axes.axhline(style.CEILING, color=style.VERMILION, linestyle="--", linewidth=1.0)
+        axes.set_ylim(0, top * 1.06)
+        axes.set_title(panel.name, size=style.TEXT_SIZE, color=style.TEXT, loc="left")
+        _token_axis(axes, sorted({x for line in panel.lines.values() for x, _ in line}))
+        style.dress(axes, grid="y")
+        if number % columns == 0:
+            axes.set_ylabel("% of read bandwidth", size=style.SMALL_SIZE, color=style.TEXT)
+        if number + columns >= len(shown):
+            axes.set_xlabel("longest context, tokens", size=style.SMALL_SIZE, color=style.TEXT)
+    handles = [Line2D([], [], label=name, **look) for name, look in looks.items()]
+    handles.append(
+        Line2D([], [], color=style.VERMILION, linestyle="--", label=_ceiling_label(source))
+    )
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=len(handles) if columns > 1 else 2,
+        frameon=False,
+        fontsize=style.SMALL_SIZE,
+    )
+    return figure
+
+
+class _Panel(NamedTuple):
+    """`lines` has (context, utilisation in %) for each strategy, by context."""
+
+    name: str
+    lines: dict[str, list[tuple[int, float]]]
+
+
+def _panels(listed: Sequence[Outcome]) -> list[_Panel]:
+    groups: dict[tuple[Any, ...], dict[str, dict[int, float]]] = {}
+    several = len({(o.family, _heads(o.problem)) for o in listed}) > 1
+    for outcome in listed:
+        problem: Any = outcome.problem
+        spread = "" if problem.lengths == "equal" else f", {problem.lengths.split(':')[0]} lengths"
+        name = f"{problem.sequences} sequence{'s' if problem.sequences > 1 else ''}{spread}"
+        if several:
+            name = f"GQA {problem.group}, {name}"
+        key = (name, outcome.family, _heads(problem), problem.block_size, problem.lengths)
+        for record in outcome.records:
+            if is_timed(record) and record.utilisation is not None:
+                line = groups.setdefault(key, {}).setdefault(_strategy(record), {})
+                known = line.get(problem.context, 0.0)
+                line[problem.context] = max(known, 100 * record.utilisation)
+    return [
+        _Panel(str(key[0]), {name: sorted(line.items()) for name, line in sorted(lines.items())})
+        for key, lines in groups.items()
+    ]
+
+
+def _looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Colour and marker of each strategy; the baseline is grey in all figures."""
+    ordered = sorted(set(names), key=lambda name: (name != "baseline", name))
+    colours = [style.GREY, *style.PALETTE] if "baseline" in ordered else list(style.PALETTE)
+    return {
+        name: {"color": colours[i % len(colours)], "marker": style.MARKERS[i % len(style.MARKERS)]}
+        for i, name in enumerate(ordered)
+    }
+
+
+def _heads(problem: Any) -> tuple[int, int, int]:
+    return (problem.query_heads, problem.kv_heads, problem.head_size)
+
+
+def _strategy(record: Record) -> str:
+    return str(record.values.get("strategy", record.family))
+
+
+def _token_axis(axes: Axes, contexts: Sequence[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator([float(context) for context in contexts]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: style.tokens_text(value)))
+    axes.set_xlim(contexts[0] / 1.5, contexts[-1] * 1.5)
+
+
+def _bar(
+    axes: Axes, place: float, record: Record | None, colour: str, speedup: float | None = None
+) -> None:
+    if record is None or record.median_ns is None:
+        return
+    value = _percent(record)
+    axes.barh(place, value, height=0.36, color=colour)
+    share = style.percent_text(value) if record.utilisation is not None else "not calibrated"
+    label = f"{share}   {style.time_text(record.median_ns)}"
+    if speedup is not None:
+        label += f"   {speedup:.1f}x"
+    axes.text(
+        value + 1,
+        place,
+        label,
+        size=style.SMALL_SIZE - 0.5,
+        va="center",
+        color=style.TEXT,
+        # The ceiling may run behind a value.
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2},
+        zorder=4,
+    )
+
+
+def _percent(record: Record | None) -> float:
+    return 100 * record.utilisation if record and record.utilisation is not None else 0.0
+
+
+def _ceiling_label(source: style.Source) -> str:
+    measured = [record.read_gb_s for record in source.records if record.read_gb_s]
+    return f"measured read bandwidth, {max(measured):,.0f} GB/s" if measured else "ceiling"

@@ -1,0 +1,134 @@
+"""Frozen descriptions of what is to be computed: shapes and context lengths.
+
+A problem is plain data. Operands are made from it by its family, with a seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tuner.errors import UsageError
+
+MAX_TOKENS = 2**31 - 1
+MAX_SEQUENCES = 2**16
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """Base of all problems. Subclasses are tagged, so that records can carry any of them."""
+
+    @property
+    def key(self) -> str:
+        """A short stable identity: equal problems have equal keys, on every machine."""
+        raw = msgspec.json.encode(self, order="sorted")
+        return hashlib.sha256(raw).hexdigest()[:12]
+
+    @property
+    def label(self) -> str:
+        """How tables and plots name the problem."""
+        raise NotImplementedError
+
+
+class PagedDecodeProblem(Problem, frozen=True, kw_only=True, tag="paged_decode"):
+    """One decode step of paged attention: one new query token for each sequence.
+
+    `context` is the longest context of the batch in tokens; `lengths` says how the sequences' own
+    lengths spread below it:
+
+    * ``equal``: all have `context` tokens;
+    * ``uniform:LO``: uniform from LO to `context`;
+    * ``lognormal:LO``: log-normal, LO and `context` being its 2.3 % and 97.7 % points, clipped;
+    * ``straggler:SHORT``: one has `context` tokens, all others SHORT;
+    * ``list:A,B,C``: exactly these, one a sequence.
+    """
+
+    sequences: int
+    context: int
+    query_heads: int
+    kv_heads: int
+    head_size: int
+    block_size: int = 16
+    lengths: str = "equal"
+
+    def __post_init__(self) -> None:
+        for name in ("sequences", "query_heads", "kv_heads", "head_size", "block_size"):
+            value = getattr(self, name)
+            if value < 1:
+                raise UsageError(f"{name} is {value}, must be at least 1")
+        if self.sequences > MAX_SEQUENCES:
+            raise UsageError(f"sequences is {self.sequences}, must be at most {MAX_SEQUENCES}")
+        if not 0 <= self.context <= MAX_TOKENS:
+            raise UsageError(f"context is {self.context}, must be from 0 to {MAX_TOKENS}")
+        if self.query_heads % self.kv_heads:
+            raise UsageError(
+                f"query_heads ({self.query_heads}) must be a multiple of kv_heads "
+                f"({self.kv_heads})"
+            )
+        self.context_lens()
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one KV head (the GQA ratio)."""
+        return self.query_heads // self.kv_heads
+
+    @property
+    def blocks_per_sequence(self) -> int:
+        """Columns of the block table (at least 1)."""
+        return max(1, -(-self.context // self.block_size))
+
+    @property
+    def label(self) -> str:
+        spread = "" if self.lengths == "equal" else f" {self.lengths.split(':')[0]}"
+        return (
+            f"{self.sequences}x{self.context}{spread} "
+            f"h{self.query_heads}/{self.kv_heads} d{self.head_size}"
+        )
+
+    def context_lens(self) -> npt.NDArray[np.uint32]:
+        """Tokens of each sequence, shape [sequences]; the same for equal problems.
+
+        Raises:
+            UsageError: `lengths` is none of the forms above, or its numbers do not fit.
+        """
+        kind, _, argument = self.lengths.partition(":")
+        top, count = self.context, self.sequences
+        if self.lengths == "equal":
+            return np.full(count, top, np.uint32)
+        if kind == "list" and re.fullmatch(r"\d+(,\d+)*", argument):
+            values = np.array([int(part) for part in argument.split(",")], np.int64)
+            if len(values) != count or values.max() != top:
+                raise UsageError(
+                    f"lengths {self.lengths!r}: needs {count} numbers with maximum {top}"
+                )
+            return values.astype(np.uint32)
+        if kind in ("uniform", "lognormal", "straggler") and argument.isdecimal():
+            low = int(argument)
+            if low > top or (kind == "lognormal" and low < 1):
+                raise UsageError(f"lengths {self.lengths!r}: must be from 1 to context ({top})")
+            return self._drawn(kind, low)
+        raise UsageError(
+            f"lengths {self.lengths!r}: use equal, uniform:LO, lognormal:LO, straggler:SHORT "
+            "or list:A,B,…"
+        )
+
+    def _drawn(self, kind: str, low: int) -> npt.NDArray[np.uint32]:
+        top, count = self.context, self.sequences
+        rng = np.random.default_rng(20_260_101)
+        if kind == "straggler":
+            values = np.full(count, low, np.int64)
+            values[count // 2] = top
+        elif kind == "uniform":
+            values = rng.integers(low, top, count, endpoint=True)
+        else:
+            centre, spread = (np.log(low) + np.log(top)) / 2, (np.log(top) - np.log(low)) / 4
+            values = np.clip(np.exp(rng.normal(centre, spread, count)), low, top).astype(np.int64)
+        values[values.argmax()] = top
+        return values.astype(np.uint32)
+
+
+AnyProblem = PagedDecodeProblem
+"""The union of all problem types, for decoding records."""

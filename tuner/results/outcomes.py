@@ -1,0 +1,145 @@
+"""What the trials of a problem come to: the best variant, its ties, the baseline, the failures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from tuner.errors import UnknownNameError
+from tuner.problems import Problem
+from tuner.records import Record
+from tuner.timing import overlap
+
+if TYPE_CHECKING:
+    from tuner.kernels.base import Values
+
+FINAL = "final"
+"""The note of records that `tuner.evaluate` made by timing the best variants once more, in turns."""
+
+BaselineOf: TypeAlias = "Callable[[str], Values | None]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """All trials of one family on one problem with one device and driver.
+
+    `records` holds the newest record of each variant, in the order of appending. `ranked` are the
+    correct ones, fastest first: those of a final measurement, where there was one, before all
+    others, as only these were timed side by side; then by median, upper bound and variant, so that
+    the same records always have the same best. `best` is the first of them, `tied` those of the
+    same standing whose interval overlaps that of the best: not proven slower.
+    """
+
+    device: str
+    driver: str
+    family: str
+    problem: Problem
+    records: tuple[Record, ...]
+    ranked: tuple[Record, ...]
+    baseline: Record | None
+    failures: Mapping[str, int]
+
+    @property
+    def best(self) -> Record | None:
+        """The fastest correct variant, if any is correct."""
+        return self.ranked[0] if self.ranked else None
+
+    @property
+    def tied(self) -> tuple[Record, ...]:
+        """The variants that the samples do not prove slower than the best, fastest first."""
+        return tied_with(self.ranked[0], self.ranked[1:]) if self.ranked else ()
+
+    @property
+    def speedup(self) -> float | None:
+        """Time of the baseline over that of the best, None unless both were measured."""
+        if self.best is None or self.baseline is None:
+            return None
+        return _median(self.baseline) / _median(self.best)
+
+
+def outcomes(
+    records: Iterable[Record], *, baseline_of: BaselineOf | None = None
+) -> tuple[Outcome, ...]:
+    """One outcome per device, driver, family and problem, in the order of first appearance.
+
+    `baseline_of` gives the values of a family's baseline; by default the family's declaration does.
+    """
+    baseline_of = baseline_of or declared_baseline
+    groups: dict[tuple[str, str, str, Problem], list[Record]] = {}
+    for record in latest(records):
+        key = (record.device, record.driver, record.family, record.problem)
+        groups.setdefault(key, []).append(record)
+    return tuple(
+        _outcome(tuple(group), baseline_of(family)) for (_, _, family, _), group in groups.items()
+    )
+
+
+def latest(records: Iterable[Record]) -> tuple[Record, ...]:
+    """The newest record of each variant, in the order in which variants first appear."""
+    newest: dict[str, Record] = {}
+    for record in records:
+        known = newest.get(record.variant)
+        if known is None or known.time <= record.time:
+            newest[record.variant] = record
+    return tuple(newest.values())
+
+
+def declared_baseline(family: str) -> Values | None:
+    """The baseline that this version declares for the family, None if it knows no such family."""
+    from tuner import kernels
+    from tuner.kernels.space import canonical
+
+    try:
+        found = kernels.family(family)
+    except UnknownNameError:
+        return None
+    return canonical(found, found.baseline)
+
+
+def interval(record: Record) -> tuple[float, float]:
+    """(low, high) of the median of a correct record, nanoseconds."""
+    median = _median(record)
+    low = record.low_ns if record.low_ns is not None else median
+    high = record.high_ns if record.high_ns is not None else median
+    return low, high
+
+
+def tied_with(chosen: Record, others: Iterable[Record]) -> tuple[Record, ...]:
+    """Those of `others` that were measured like `chosen` and whose interval overlaps its."""
+    final = chosen.note == FINAL
+    return tuple(
+        other
+        for other in others
+        if (other.note == FINAL) == final and overlap(interval(chosen), interval(other))
+    )
+
+
+def _outcome(records: tuple[Record, ...], baseline: Values | None) -> Outcome:
+    ranked = tuple(sorted((r for r in records if is_timed(r)), key=_rank))
+    first = records[0]
+    return Outcome(
+        device=first.device,
+        driver=first.driver,
+        family=first.family,
+        problem=first.problem,
+        records=records,
+        ranked=ranked,
+        baseline=next((r for r in ranked if baseline and r.values == dict(baseline)), None),
+        failures=Counter(r.state for r in records if r.state != "correct"),
+    )
+
+
+def is_timed(record: Record) -> bool:
+    """Whether the record is correct and has a time."""
+    return record.state == "correct" and bool(record.median_ns)
+
+
+def _rank(record: Record) -> tuple[bool, float, float, str]:
+    return record.note != FINAL, _median(record), interval(record)[1], record.variant
+
+
+def _median(record: Record) -> float:
+    assert record.median_ns is not None
+    return record.median_ns

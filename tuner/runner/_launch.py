@@ -1,0 +1,117 @@
+"""A prepared job bound to the copies of a workload: what gets recorded for one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tuner import _vk
+from tuner.device import Device
+from tuner.errors import UsageError
+from tuner.runner._commands import COMPUTE_TO_COMPUTE
+from tuner.runner._pipelines import ReadyJob
+from tuner.runner._resident import Guarded
+
+_COMPUTE = 1
+_COMPUTE_STAGE = 0x20
+
+
+class Launch:
+    """One descriptor set for each copy of the operands, and the passes over it.
+
+    `record` is the hot path of timing: it makes no struct and calls the binding's raw functions.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        ready: ReadyJob,
+        bindings: Sequence[str],
+        copies: Sequence[Mapping[str, Guarded]],
+    ) -> None:
+        """Raises UsageError if a binding names no buffer."""
+        for name in bindings:
+            if name not in copies[0]:
+                raise UsageError(
+                    f"binding {name!r} is neither an operand of the workload nor scratch: "
+                    f"there are {', '.join(sorted(copies[0]))}"
+                )
+        self._device = device
+        self._steps = ready.steps
+        self.copies = len(copies)
+        self._pool = self._make_pool(len(bindings), len(copies))
+        handles = self._make_sets(ready.set_layout, len(copies))
+        self._sets = [_vk.array("VkDescriptorSet", [handle]) for handle in handles]
+        for handle, buffers in zip(handles, copies, strict=True):
+            self._bind(handle, [buffers[name] for name in bindings])
+
+    def record(self, commands: Any, copy: int) -> None:
+        """Record every pass on one copy, with barriers between passes."""
+        lib, null = _vk.lib, _vk.NULL
+        bound, between = self._sets[copy], False
+        for step in self._steps:
+            if between:
+                COMPUTE_TO_COMPUTE.record(commands)
+            between = True
+            lib.vkCmdBindPipeline(commands, _COMPUTE, step.pipeline)
+            lib.vkCmdBindDescriptorSets(commands, _COMPUTE, step.layout, 0, 1, bound, 0, null)
+            if step.push_bytes:
+                lib.vkCmdPushConstants(
+                    commands, step.layout, _COMPUTE_STAGE, 0, step.push_bytes, step.push
+                )
+            lib.vkCmdDispatch(commands, *step.groups)
+
+    def close(self) -> None:
+        """Free the descriptor sets; the device must not use them any more."""
+        _vk.lib.vkDestroyDescriptorPool(self._device.handle, self._pool, _vk.NULL)
+
+    def _make_pool(self, bindings: int, copies: int) -> Any:
+        size = _vk.struct(
+            "VkDescriptorPoolSize",
+            type=_vk.binding.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER,
+            descriptorCount=max(1, bindings * copies),
+        )
+        info = _vk.struct(
+            "VkDescriptorPoolCreateInfo", maxSets=copies, poolSizeCount=1, pPoolSizes=size
+        )
+        return _vk.create(
+            "vkCreateDescriptorPool", "VkDescriptorPool", self._device.handle, info, _vk.NULL
+        )
+
+    def _make_sets(self, layout: Any, copies: int) -> list[Any]:
+        info = _vk.struct(
+            "VkDescriptorSetAllocateInfo",
+            descriptorPool=self._pool,
+            descriptorSetCount=copies,
+            pSetLayouts=_vk.array("VkDescriptorSetLayout", [layout] * copies),
+        )
+        out = _vk.ffi.new("VkDescriptorSet[]", copies)
+        try:
+            _vk.call("vkAllocateDescriptorSets", self._device.handle, info, out)
+        except BaseException:
+            self.close()
+            raise
+        return list(out)
+
+    def _bind(self, handle: Any, buffers: Sequence[Guarded]) -> None:
+        limit = self._device.info.max_storage_buffer_bytes
+        writes = [
+            _vk.struct(
+                "VkWriteDescriptorSet",
+                dstSet=handle,
+                dstBinding=number,
+                descriptorCount=1,
+                descriptorType=_vk.binding.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER,
+                pBufferInfo=_vk.struct(
+                    "VkDescriptorBufferInfo",
+                    buffer=buffer.buffer,
+                    offset=buffer.payload,
+                    range=min(buffer.bound_bytes, limit),
+                ),
+            )
+            for number, buffer in enumerate(buffers)
+        ]
+        _vk.lib.vkUpdateDescriptorSets(
+            self._device.handle,
+            *(len(writes), _vk.array("VkWriteDescriptorSet", writes), 0, _vk.NULL),
+        )

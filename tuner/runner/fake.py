@@ -1,0 +1,243 @@
+"""A runner without a device: pretended answers, pretended times, faults on demand.
+
+It keeps the contract of `tuner.runner.protocol` as far as that goes without computing: workloads
+and jobs have to be loaded and prepared, memory runs out, plans are followed. What a job answers,
+how long it takes and what goes wrong are functions that the caller gives.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from tuner.device_info import DeviceInfo
+from tuner.errors import OutOfMemoryError, TunerError, UnknownNameError, UsageError
+from tuner.runner.protocol import (
+    Array,
+    Bandwidth,
+    Execution,
+    Job,
+    Measurement,
+    MeasurePlan,
+    OutputSpec,
+    PassStatistics,
+    Prepared,
+)
+
+Method = Literal["load", "prepare", "execute", "measure", "read_bandwidth"]
+
+GIVE_UP_SAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of a runner's method, as `FakeRunner.calls` keeps it and `faults` gets it.
+
+    `number` counts the calls of that method from 0.
+    """
+
+    method: Method
+    number: int
+    workload: str = ""
+    job: Job | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Operands that are "resident"."""
+
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, OutputSpec]
+    copies: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one copy."""
+        inputs = sum(array.nbytes for array in self.inputs.values())
+        return inputs + sum(spec.nbytes for spec in self.outputs.values())
+
+
+Outputs = Callable[[Job, Workload], Mapping[str, Array]]
+"""What a job writes to the output buffers; those it leaves out stay poisoned."""
+Times = Callable[[Job, Workload], float]
+"""Median time of one launch in nanoseconds."""
+Faults = Callable[[Call], TunerError | None]
+"""The error that a call shall raise, None for none."""
+
+
+def zeros(job: Job, workload: Workload) -> dict[str, Array]:  # noqa: ARG001 - an Outputs
+    """Every output zero."""
+    return {name: np.zeros(s.shape, s.dtype) for name, s in workload.outputs.items()}
+
+
+def by_bytes(job: Job, workload: Workload) -> float:
+    """A terabyte a second, and two microseconds for each pass."""
+    return workload.nbytes / 1000.0 + 2000.0 * len(job.passes)
+
+
+def no_faults(call: Call) -> None:
+    """Nothing goes wrong."""
+
+
+class FakeRunner:
+    """A `Runner` that pretends.
+
+    Args:
+        info: the device to be.
+        outputs: what jobs answer (default: zeros).
+        times: how long a launch takes (default: by bytes and passes).
+        faults: asked at each call whether it shall fail.
+        noise: standard deviation of a sample over its median; samples are seeded by `seed`.
+        read_gb_s: the read bandwidth to pretend.
+        prepare_seconds: how long `prepare` really sleeps.
+        broken_guards: buffers that every execution reports as written past their end.
+    """
+
+    def __init__(
+        self,
+        info: DeviceInfo,
+        *,
+        outputs: Outputs = zeros,
+        times: Times = by_bytes,
+        faults: Faults = no_faults,
+        noise: float = 0.01,
+        seed: int = 0,
+        read_gb_s: float = 1000.0,
+        prepare_seconds: float = 0.0,
+        broken_guards: tuple[str, ...] = (),
+    ) -> None:
+        self._info = info
+        self._outputs, self._times, self._faults = outputs, times, faults
+        self._noise, self._random = noise, np.random.default_rng(seed)
+        self._read_gb_s, self._prepare_seconds = read_gb_s, prepare_seconds
+        self._broken_guards = broken_guards
+        self._lock = threading.Lock()
+        self._closed = False
+        self._counts: Counter[Method] = Counter()
+        self.calls: list[Call] = []
+        self.workloads: dict[str, Workload] = {}
+        self.jobs: list[Job] = []
+        """Jobs prepared and not yet released; one that was prepared twice is here twice."""
+
+    @property
+    def info(self) -> DeviceInfo:
+        """The device it pretends to be."""
+        return self._info
+
+    def load(
+        self,
+        name: str,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, OutputSpec],
+        *,
+        copies: int = 1,
+    ) -> None:
+        """Keep the arrays; raises OutOfMemoryError beyond the device's budget."""
+        self._called("load", name)
+        if copies < 1:
+            raise UsageError(f"copies is {copies}, must be at least 1")
+        workload = Workload(inputs=dict(inputs), outputs=dict(outputs), copies=copies)
+        others = sum(w.nbytes * w.copies for n, w in self.workloads.items() if n != name)
+        available = sum(
+            heap.size_bytes if heap.budget_bytes is None else heap.budget_bytes
+            for heap in self._info.memory_heaps
+            if heap.device_local
+        )
+        if workload.nbytes * copies > available - others:
+            raise OutOfMemoryError(f"workload {name}", workload.nbytes * copies, available - others)
+        self.workloads[name] = workload
+
+    def unload(self, name: str) -> None:
+        """Forget a workload."""
+        self.workloads.pop(name, None)
+
+    def prepare(self, job: Job) -> Prepared:
+        """Note the job as prepared."""
+        self._called("prepare", job=job)
+        if self._prepare_seconds:
+            time.sleep(self._prepare_seconds)
+        with self._lock:
+            self.jobs.append(job)
+        statistics = tuple(
+            PassStatistics(name=p.name, statistics={"Binary Size": len(p.spirv)})
+            for p in job.passes
+        )
+        return Prepared(pipeline_seconds=self._prepare_seconds, statistics=statistics)
+
+    def release(self, job: Job) -> None:
+        """Undo one `prepare`."""
+        with self._lock:
+            if job in self.jobs:
+                self.jobs.remove(job)
+
+    def execute(self, job: Job, workload: str) -> Execution:
+        """What the job answers; poison where it answers nothing."""
+        self._called("execute", workload, job)
+        resident = self._resident(job, workload)
+        outputs = {
+            name: np.frombuffer(b"\xff" * spec.nbytes, spec.dtype).reshape(spec.shape)
+            for name, spec in resident.outputs.items()
+        }
+        return Execution(
+            outputs=outputs | dict(self._outputs(job, resident)), broken_guards=self._broken_guards
+        )
+
+    def measure(self, job: Job, workload: str, plan: MeasurePlan) -> Measurement:
+        """Samples around the pretended time, as many as the plan wants."""
+        self._called("measure", workload, job)
+        resident = self._resident(job, workload)
+        median_ns = self._times(job, resident)
+        samples: list[float] = []
+        ended_by: Literal["max_samples", "budget", "gave_up"] = "max_samples"
+        while len(samples) < plan.max_samples:
+            samples.append(median_ns * float(np.exp(self._random.normal(0.0, self._noise))))
+            slow = plan.give_up_ns is not None and min(samples) > plan.give_up_ns
+            if slow and len(samples) >= GIVE_UP_SAMPLES:
+                ended_by = "gave_up"
+                break
+            if len(samples) >= plan.min_samples and sum(samples) >= plan.budget_ms * 1e6:
+                ended_by = "budget"
+                break
+        return Measurement(
+            samples_ns=tuple(samples),
+            copies=resident.copies,
+            warmup_launches=max(1, int(plan.warmup_ms * 1e6 / median_ns)),
+            ended_by=ended_by,
+        )
+
+    def read_bandwidth(self, nbytes: int, *, samples: int = 20) -> Bandwidth:
+        """Samples around the pretended bandwidth."""
+        self._called("read_bandwidth")
+        noise = np.exp(self._random.normal(0.0, self._noise, samples))
+        times = nbytes / self._read_gb_s * noise
+        return Bandwidth(bytes_read=nbytes, samples_ns=tuple(times.tolist()), detail="pretended")
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._closed = True
+        self.workloads.clear()
+        self.jobs.clear()
+
+    def _called(self, method: Method, workload: str = "", job: Job | None = None) -> None:
+        if self._closed:
+            raise UsageError("the runner is closed")
+        with self._lock:
+            call = Call(method=method, number=self._counts[method], workload=workload, job=job)
+            self._counts[method] += 1
+            self.calls.append(call)
+        error = self._faults(call)
+        if error is not None:
+            raise error
+
+    def _resident(self, job: Job, workload: str) -> Workload:
+        if job not in self.jobs:
+            raise UsageError("the job is not prepared: call prepare first")
+        if workload not in self.workloads:
+            raise UnknownNameError("workload", workload, self.workloads)
+        return self.workloads[workload]

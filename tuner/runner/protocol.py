@@ -1,0 +1,179 @@
+"""The runner's contract: everything that touches a device sits behind it.
+
+What crosses is plain serialisable data, so that a runner may live in another process. The Vulkan
+implementation (`tuner.runner.vulkan`) and the fake (`tuner.runner.fake`) pass one contract suite.
+
+A *workload* is a named set of operands that is resident on the device. A *job* is one variant made
+ready to launch: SPIR-V and launch geometry for each pass. `prepare` may be called from several
+threads at once and beside the other methods; these are called by one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tuner.device_info import DeviceInfo
+
+Array = npt.NDArray[Any]
+BufferRole = Literal["input", "output", "scratch"]
+
+
+class JobPass(msgspec.Struct, frozen=True, kw_only=True):
+    """One dispatch: `push` is the packed push-constant block, `groups` the workgroup counts."""
+
+    name: str
+    spirv: bytes
+    push: bytes
+    groups: tuple[int, int, int]
+    subgroup_size: int | None = None
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A variant ready to launch.
+
+    `bindings` names the buffer behind each binding number; `scratch_bytes` the size of each scratch
+    buffer. Between two passes the runner puts a barrier that makes all writes visible.
+    """
+
+    passes: tuple[JobPass, ...]
+    bindings: tuple[str, ...]
+    scratch_bytes: dict[str, int]
+
+
+class OutputSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Shape and NumPy dtype name of one output buffer."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+class PassStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What the driver says of one pipeline ("Register Count" …), where it says anything."""
+
+    name: str
+    statistics: dict[str, int | float | str | bool]
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """Pipelines made: how long the driver took, and its statistics."""
+
+    pipeline_seconds: float
+    statistics: tuple[PassStatistics, ...] = ()
+
+
+class Execution(msgspec.Struct, frozen=True, kw_only=True):
+    """One validated run: the output arrays, and the buffers whose guard words were overwritten."""
+
+    outputs: dict[str, Array]
+    broken_guards: tuple[str, ...] = ()
+
+
+class MeasurePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How to time a job. Times are host choices, not results.
+
+    `warmup_ms`: load from the job itself, in the same submission, before the first sample.
+    Samples stop at `max_samples`, or once `min_samples` are taken and `budget_ms` of device time is
+    spent. No submission is planned to take more than `max_submission_ms`.
+    `give_up_ns`: stop after the first few samples if even the fastest is slower than this.
+    """
+
+    warmup_ms: float = 30.0
+    min_samples: int = 10
+    max_samples: int = 50
+    budget_ms: float = 60.0
+    max_submission_ms: float = 400.0
+    give_up_ns: float | None = None
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """Raw samples of whole launches (all passes), nanoseconds, in the order taken.
+
+    `copies` is how many copies of the operands the samples rotated over. `ended_by` names the rule
+    that ended sampling. `clock` tells which clock was read.
+    """
+
+    samples_ns: tuple[float, ...]
+    copies: int
+    warmup_launches: int
+    ended_by: Literal["max_samples", "budget", "gave_up"]
+    clock: Literal["gpu_timestamps", "host"] = "gpu_timestamps"
+
+
+class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
+    """One calibration point: a pure read of `bytes_read` bytes, raw samples in nanoseconds."""
+
+    bytes_read: int
+    samples_ns: tuple[float, ...]
+    detail: str
+
+
+class Runner(Protocol):
+    """Executes and times jobs on one device.
+
+    Every method may raise `VulkanError`, `DeviceLostError`, `OutOfMemoryError`, `RunTimeoutError`
+    or `WorkerDiedError`.
+    """
+
+    @property
+    def info(self) -> DeviceInfo:
+        """The device's snapshot."""
+        ...
+
+    def load(
+        self,
+        name: str,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, OutputSpec],
+        *,
+        copies: int = 1,
+    ) -> None:
+        """Make a workload resident, in `copies` identical copies at different addresses.
+
+        Raises OutOfMemoryError beforehand, with sizes, if it does not fit. A name that is loaded
+        already is replaced.
+        """
+        ...
+
+    def unload(self, name: str) -> None:
+        """Free a workload; unknown names are ignored."""
+        ...
+
+    def prepare(self, job: Job) -> Prepared:
+        """Make the job's pipelines (thread-safe).
+
+        Equal jobs share them; they live until `release` was called as often as `prepare`.
+        """
+        ...
+
+    def release(self, job: Job) -> None:
+        """Undo one `prepare`: the last destroys the job's pipelines; unknown jobs are ignored."""
+        ...
+
+    def execute(self, job: Job, workload: str) -> Execution:
+        """Poison outputs and scratch, launch once, read back, check the guard words.
+
+        Poison is 0xFFFFFFFF in each word (a NaN as float32 and in pairs of float16).
+        """
+        ...
+
+    def measure(self, job: Job, workload: str, plan: MeasurePlan) -> Measurement:
+        """Time launches of the job as `plan` says."""
+        ...
+
+    def read_bandwidth(self, nbytes: int, *, samples: int = 20) -> Bandwidth:
+        """Time a pure read of `nbytes` bytes, the best of a few launch shapes."""
+        ...
+
+    def close(self) -> None:
+        """Tear everything down; idempotent."""
+        ...

@@ -1,0 +1,240 @@
+"""The runner that executes and times jobs on a Vulkan device."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from tuner import _vk
+from tuner._memory import Memory
+from tuner.device import open_device
+from tuner.device_info import DeviceInfo
+from tuner.errors import UnknownNameError, UsageError
+from tuner.runner import _bandwidth as bandwidth
+from tuner.runner._clocks import DeviceClock, HostClock, Timestamps
+from tuner.runner._commands import TRANSFER_TO_COMPUTE, Commands
+from tuner.runner._execution import run_checked
+from tuner.runner._launch import Launch
+from tuner.runner._pipelines import Pipelines
+from tuner.runner._resident import Guarded, Scratch, Workload, record_fresh
+from tuner.runner._sampling import take_samples
+from tuner.runner._staging import Staging
+from tuner.runner.protocol import (
+    Array,
+    Bandwidth,
+    Execution,
+    Job,
+    Measurement,
+    MeasurePlan,
+    OutputSpec,
+    Prepared,
+)
+
+_READS = "read bandwidth"
+"""The name of the workload that `read_bandwidth` loads for as long as it runs."""
+
+
+class VulkanRunner:
+    """Executes and times jobs on one Vulkan device; see `tuner.runner.protocol.Runner`.
+
+    Args:
+        selector: which device, see `tuner.device.select`.
+        validation: have the Khronos layer check every call.
+        timeout_s: how long one submission may take.
+        cache_dir: where pipelines are kept from one process to the next; nowhere if None.
+
+    Attributes:
+        messages: what the validation layer has said so far (empty without `validation`).
+
+    Raises:
+        NoDeviceError: there is no such device.
+        OutOfMemoryError, VulkanError: the device cannot be opened.
+    """
+
+    def __init__(
+        self,
+        selector: str | None = None,
+        validation: bool = False,
+        *,
+        timeout_s: float = 20.0,
+        cache_dir: Path | None = None,
+    ) -> None:
+        with contextlib.ExitStack() as stack:
+            self._device = device = open_device(selector, validation=validation)
+            stack.callback(device.close)
+            self.messages = device.messages
+            self._memory = Memory(device)
+            self._commands = Commands(device, timeout_s)
+            stack.callback(self._commands.close)
+            self._staging = Staging(self._memory, timeout_s)
+            stack.callback(self._staging.close)
+            self._timestamps = Timestamps(device)
+            stack.callback(self._timestamps.close)
+            self._scratch = Scratch(self._memory)
+            stack.callback(self._scratch.close)
+            self._pipelines = Pipelines(device, cache_dir)
+            stack.callback(self._pipelines.close)
+            self._workloads: dict[str, Workload] = {}
+            stack.callback(self._unload_all)
+            self._teardown = stack.pop_all()
+        self._closed = False
+
+    @property
+    def info(self) -> DeviceInfo:
+        """The device's snapshot."""
+        return self._device.info
+
+    def load(
+        self,
+        name: str,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, OutputSpec],
+        *,
+        copies: int = 1,
+    ) -> None:
+        """See `Runner.load`. A workload that is refused beforehand leaves its predecessor be."""
+        self._require_open()
+        workload = Workload(name, inputs, outputs, copies)
+        workload.require(self._memory, replacing=self._workloads.get(name))
+        self.unload(name)
+        workload.allocate(self._memory)
+        try:
+            workload.upload(self._staging, self._commands, inputs)
+        except BaseException:
+            self._staging.when_idle(lambda: self._commands.when_idle(workload.close))
+            raise
+        self._workloads[name] = workload
+
+    def unload(self, name: str) -> None:
+        """See `Runner.unload`."""
+        workload = self._workloads.pop(name, None)
+        if workload is not None:
+            self._commands.when_idle(workload.close)
+
+    def prepare(self, job: Job) -> Prepared:
+        """See `Runner.prepare`."""
+        self._require_open()
+        return self._pipelines.prepare(job)
+
+    def release(self, job: Job) -> None:
+        """See `Runner.release`."""
+        self._pipelines.release(job, self._commands)
+
+    def execute(self, job: Job, workload: str) -> Execution:
+        """See `Runner.execute`."""
+        resident = self._resident(workload)
+        launch, copies = self._launch(job, resident.copies[:1])
+        try:
+            return run_checked(
+                launch,
+                copies[0],
+                resident.outputs,
+                staging=self._staging,
+                commands=self._commands,
+            )
+        finally:
+            self._commands.when_idle(launch.close)
+
+    def measure(self, job: Job, workload: str, plan: MeasurePlan) -> Measurement:
+        """See `Runner.measure`. Outputs and scratch are poisoned once, before the first launch."""
+        launch, copies = self._launch(job, self._resident(workload).copies)
+        try:
+            self._commands.run("poisoning", lambda recording: _record_poison(recording, copies))
+            has_timestamps = self.info.timestamp_valid_bits > 0
+            taken = take_samples(
+                DeviceClock(self._timestamps, self._commands, launch)
+                if has_timestamps
+                else HostClock(self._commands, launch),
+                plan,
+            )
+        finally:
+            self._commands.when_idle(launch.close)
+        return Measurement(
+            samples_ns=taken.samples_ns,
+            copies=launch.copies,
+            warmup_launches=taken.warmup_launches,
+            ended_by=taken.ended_by,
+            clock="gpu_timestamps" if has_timestamps else "host",
+        )
+
+    def read_bandwidth(self, nbytes: int, *, samples: int = 20) -> Bandwidth:
+        """See `Runner.read_bandwidth`. What was read in truth is in `bytes_read`."""
+        self._require_open()
+        reads = bandwidth.plan_reads(self.info, nbytes, self._memory.available_bytes())
+        self._workloads[_READS] = workload = bandwidth.workload(_READS, reads)
+        timed: dict[str, tuple[float, Job]] = {}
+        try:
+            workload.allocate(self._memory)
+            workload.tile(self._staging, self._commands, bandwidth.noise())
+            for name, job in bandwidth.jobs(self.info, reads.nbytes):
+                self.prepare(job)
+                scouted = self.measure(job, _READS, bandwidth.SCOUT)
+                timed[name] = min(scouted.samples_ns), job
+            best = min(timed, key=lambda name: timed[name][0])
+            measured = self.measure(timed[best][1], _READS, bandwidth.sampling_plan(samples))
+        finally:
+            for _, job in timed.values():
+                self.release(job)
+            self.unload(_READS)
+        return Bandwidth(
+            bytes_read=reads.nbytes,
+            samples_ns=measured.samples_ns,
+            detail=f"{best}; {reads.copies} copies; {measured.clock}",
+        )
+
+    def close(self) -> None:
+        """See `Runner.close`.
+
+        A device that hangs cannot be torn down without hanging, too: then this returns, and a
+        thread of its own waits for the device and tears it down should it come back.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._settled():
+            self._teardown.close()
+        else:
+            threading.Thread(target=self._close_when_idle, daemon=True).start()
+
+    def _close_when_idle(self) -> None:
+        _vk.lib.vkDeviceWaitIdle(self._device.handle)
+        if self._settled():
+            self._teardown.close()
+
+    def _settled(self) -> bool:
+        """Whether nothing that was submitted is still running, after waiting for it once more."""
+        return self._commands.settle() and self._staging.settle()
+
+    def _unload_all(self) -> None:
+        for name in tuple(self._workloads):
+            self.unload(name)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise UsageError("the runner is closed")
+
+    def _resident(self, workload: str) -> Workload:
+        self._require_open()
+        if workload not in self._workloads:
+            raise UnknownNameError("workload", workload, self._workloads)
+        return self._workloads[workload]
+
+    def _launch(
+        self, job: Job, operands: tuple[dict[str, Guarded], ...]
+    ) -> tuple[Launch, list[dict[str, Guarded]]]:
+        """The job bound to these copies, and all buffers of each copy, the shared scratch too."""
+        ready = self._pipelines.ready(job)
+        scratch = self._scratch.layout(job.scratch_bytes, self._commands)
+        copies = [{**copy, **scratch} for copy in operands]
+        return Launch(self._device, ready, job.bindings, copies), copies
+
+
+def _record_poison(recording: object, copies: list[dict[str, Guarded]]) -> None:
+    """Every buffer once: the scratch is the same in all copies."""
+    buffers = {
+        (id(buffer.buffer), buffer.base): buffer for copy in copies for buffer in copy.values()
+    }
+    record_fresh(recording, buffers.values())
+    TRANSFER_TO_COMPUTE.record(recording)

@@ -1,0 +1,28 @@
+"""The search for the best variant: Optuna's samplers over legal spaces, budgets, resumption."""
+
+from tuner.search.run import Task, tune
+from tuner.search.settings import (
+    SAMPLERS,
+    Ending,
+    ProblemResult,
+    Progress,
+    RunResult,
+    SamplerName,
+    Settings,
+    Silent,
+    Status,
+)
+
+__all__ = [
+    "SAMPLERS",
+    "Ending",
+    "ProblemResult",
+    "Progress",
+    "RunResult",
+    "SamplerName",
+    "Settings",
+    "Silent",
+    "Status",
+    "Task",
+    "tune",
+]

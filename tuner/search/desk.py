@@ -1,0 +1,139 @@
+"""The desk of a search: what is under way, the books, and what to prepare next."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from threading import Lock
+from typing import Protocol
+
+from tuner.errors import TunerError
+from tuner.evaluate import Evaluator, PreparedTrial
+from tuner.kernels.base import Values
+from tuner.records import Record
+from tuner.search.proposer import Proposal, Proposer
+from tuner.search.studylog import StudyLog
+
+
+class RecordStore(Protocol):
+    """What the search needs of `tuner.results.Store`."""
+
+    def find(self, variant: str) -> Record | None:
+        """The newest record of a variant; any thread may ask."""
+        ...
+
+    def append(self, record: Record) -> None:
+        """Keep a record; on return it is safe. Raises ResultsError."""
+        ...
+
+    def records(self) -> tuple[Record, ...]:
+        """All records so far."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A variant under way. `future` brings it prepared, or a record that is known already."""
+
+    proposal: Proposal
+    trial_id: int
+    future: Future[PreparedTrial | Record]
+
+
+class Desk:
+    """Proposes, has prepared, books results in study and model. For one thread but for `items`.
+
+    Args:
+        evaluator: drafts and prepares variants, on the threads of `pool`.
+        store: where records may be that make a trial needless.
+        pool: where variants are prepared.
+        look_ahead: how many variants to have under way at most.
+        limit: how many more variants to begin at most; None for no limit.
+        since: from when on the study is charged for the time, by `time.monotonic`.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        proposer: Proposer,
+        log: StudyLog,
+        store: RecordStore,
+        *,
+        pool: Executor,
+        look_ahead: int,
+        limit: int | None,
+        since: float,
+    ) -> None:
+        self._evaluator, self._proposer, self._log, self._store = evaluator, proposer, log, store
+        self._pool, self._look_ahead, self._limit = pool, look_ahead, limit
+        self._items: list[Item] = []
+        self._lock = Lock()
+        self._booked = since
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """What is under way and not yet taken, oldest first; any thread may ask."""
+        with self._lock:
+            return tuple(self._items)
+
+    def take(self, item: Item) -> None:
+        """Remove an item that is to be tried; any thread may do so."""
+        with self._lock:
+            self._items.remove(item)
+
+    def refill(self) -> None:
+        """Propose variants and have them prepared, up to the look-ahead."""
+        while len(self.items) < self._look_ahead and self._limit != 0:
+            proposal = self._proposer.next()
+            if proposal is None:
+                return
+            trial_id = self._log.start(proposal.values)
+            item = Item(proposal, trial_id, self._pool.submit(self._ready, proposal.values))
+            with self._lock:
+                self._items.append(item)
+            if self._limit is not None:
+                self._limit -= 1
+
+    def book(self, item: Item, record: Record, *, known: bool) -> None:
+        """Tell a result to the study and the model; `known` if nothing was run for it.
+
+        Raises:
+            ResultsError: the study cannot be kept.
+        """
+        self._log.finish(item.trial_id, record, known=known)
+        self._proposer.tell(item.proposal, record.median_ns if is_timed(record) else None)
+        self.spend()
+
+    def spend(self) -> None:
+        """Charge the study with the time since it was last charged."""
+        now = time.monotonic()
+        self._log.spend(now - self._booked)
+        self._booked = now
+
+    def put_away(self, *taken: Item) -> None:
+        """Give up what is under way, and what was `taken` but not booked.
+
+        What cannot be noted in the study any more is left; the next run takes it over.
+        """
+        with self._lock:
+            items, self._items = tuple(self._items), []
+        for item in items:
+            if not item.future.cancel():
+                with contextlib.suppress(TunerError):
+                    result = item.future.result()
+                    if isinstance(result, PreparedTrial):
+                        self._evaluator.release(result)
+        for item in (*taken, *items):
+            with contextlib.suppress(TunerError):
+                self._log.drop(item.trial_id, "stopped")
+
+    def _ready(self, values: Values) -> PreparedTrial | Record:
+        draft = self._evaluator.draft(values)
+        return self._store.find(draft.key) or self._evaluator.prepare(draft)
+
+
+def is_timed(record: Record) -> bool:
+    """Whether the record is correct and has a time."""
+    return record.state == "correct" and record.median_ns is not None

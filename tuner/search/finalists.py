@@ -1,0 +1,98 @@
+"""The end of a problem's search: the best few measured again, in turns."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tuner.evaluate import FINAL, Evaluator, TrialLostDeviceError, measure_again
+from tuner.kernels.space import canonical
+from tuner.records import Record
+from tuner.results import Outcome, outcomes
+from tuner.runner.protocol import MeasurePlan
+from tuner.search.desk import RecordStore, is_timed
+from tuner.search.settings import Progress, Settings
+from tuner.search.tally import Tally
+
+CLOSE = 1.05
+"""How much slower than the best a finalist may be, where the intervals do not overlap."""
+MAX_FINALS = 3
+"""How often finals are held, should an earlier time then look better than the winner's."""
+
+
+def hold_finals(
+    evaluator: Evaluator,
+    store: RecordStore,
+    *,
+    settings: Settings,
+    tally: Tally,
+    progress: Progress,
+) -> None:
+    """Measure the best variants again, in turns, unless that was done; keep the new records.
+
+    The winner is who is fastest then, with the time of these last measurements, even if that is
+    worse than what the search saw.
+
+    Raises:
+        TrialLostDeviceError: the device is gone; its record is kept.
+        ResultsError: records cannot be kept any more.
+    """
+    outcome = outcome_of(evaluator, store)
+    for turn in range(MAX_FINALS):
+        chosen = finalists(outcome, settings.finalists) if outcome else ()
+        fresh = [record for record in chosen[: 1 if turn else None] if record.note != FINAL]
+        if not fresh:
+            break
+        progress.finals_started(len(chosen), tally.status())
+        trials = [evaluator.prepare(evaluator.draft(record.values)) for record in chosen]
+        plan = _final_plan(evaluator.session.plan)
+        try:
+            records = measure_again(evaluator, trials, rounds=settings.final_rounds, plan=plan)
+        except TrialLostDeviceError as lost:
+            store.append(lost.record)
+            raise
+        for record in records:
+            store.append(record)
+        outcome = outcome_of(evaluator, store)
+    if outcome is not None:
+        tally.best, tally.baseline = outcome.best, outcome.baseline
+
+
+def outcome_of(evaluator: Evaluator, store: RecordStore) -> Outcome | None:
+    """What all records of the evaluator's problem on its device come to; None without any."""
+    info, family = evaluator.runner.info, evaluator.family
+    mine = [
+        record
+        for record in store.records()
+        if record.family == family.name
+        and record.problem == evaluator.problem
+        and record.device_uuid == info.uuid
+        and record.driver == info.driver
+    ]
+    found = outcomes(mine, baseline_of=lambda _name: canonical(family, family.baseline))
+    return found[0] if found else None
+
+
+def finalists(outcome: Outcome, limit: int) -> tuple[Record, ...]:
+    """The best, and those that its samples do not prove slower by 5 %, fastest first."""
+    best = outcome.best
+    if best is None or best.median_ns is None:
+        return ()
+    bound = CLOSE * best.median_ns
+    tied = {record.variant for record in outcome.tied}
+    timed = sorted(
+        (record for record in outcome.records if is_timed(record)),
+        key=lambda record: (record.median_ns or 0.0, record.variant),
+    )
+    close = [r for r in timed if (r.median_ns or 0.0) <= bound or r.variant in tied]
+    return tuple(close[:limit])
+
+
+def _final_plan(plan: MeasurePlan) -> MeasurePlan:
+    """A round takes half the samples of a search's measurement."""
+    return msgspec.structs.replace(
+        plan,
+        min_samples=max(3, plan.min_samples // 2),
+        max_samples=max(3, plan.max_samples // 2),
+        budget_ms=plan.budget_ms / 2,
+        give_up_ns=None,
+    )

@@ -1,0 +1,179 @@
+"""The search on one problem: prepare ahead, try on the device, keep the books.
+
+Three kinds of threads share the work. The calling thread is the device thread: it validates and
+times, keeps the record, and tells progress. A pool prepares variants (render, compile, make
+pipelines). One desk thread keeps study and model and proposes what to prepare next, so that the
+device does not wait for samplers.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.evaluate import Evaluator, TrialLostDeviceError
+from tuner.kernels.space import canonical
+from tuner.records import Record
+from tuner.search.desk import Desk, Item, RecordStore
+from tuner.search.interrupts import Interrupts
+from tuner.search.proposer import Proposer
+from tuner.search.settings import Ending, Progress, Settings
+from tuner.search.studylog import StudyLog
+from tuner.search.tally import Tally
+
+GIVE_UP_FACTOR = 3.0
+"""A variant this much slower than the best so far is not measured to the end."""
+POLL_SECONDS = 0.2
+
+
+def search_problem(
+    evaluator: Evaluator,
+    proposer: Proposer,
+    log: StudyLog,
+    store: RecordStore,
+    *,
+    settings: Settings,
+    tally: Tally,
+    progress: Progress,
+    interrupts: Interrupts,
+) -> Ending:
+    """Try variants until the tally's limits, the end of the space or an interrupt; says which.
+
+    Raises:
+        TrialLostDeviceError: the device is gone; all records so far are kept.
+        OutOfMemoryError: the problem does not fit on the device.
+        ResultsError: records cannot be kept any more.
+    """
+    workers = settings.worker_count()
+    overlap = settings.overlaps(evaluator.runner.info)
+    limit = None if tally.trial_limit is None else tally.trial_limit - tally.trials
+    with ThreadPoolExecutor(workers, "prepare") as pool, ThreadPoolExecutor(1, "desk") as clerk:
+        look_ahead = workers + 1 if overlap else workers
+        desk = Desk(
+            evaluator,
+            proposer,
+            log,
+            store,
+            pool=pool,
+            look_ahead=look_ahead,
+            limit=limit,
+            since=tally.begun,
+        )
+        loop = _Loop(
+            evaluator=evaluator,
+            store=store,
+            desk=desk,
+            clerk=clerk,
+            overlap=overlap,
+            tally=tally,
+            progress=progress,
+            interrupts=interrupts,
+        )
+        return loop.run()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Loop:
+    """The device thread's part. `clerk` is the thread of the desk."""
+
+    evaluator: Evaluator
+    store: RecordStore
+    desk: Desk
+    clerk: Executor
+    overlap: bool
+    tally: Tally
+    progress: Progress
+    interrupts: Interrupts
+    taken: tuple[Item, ...] = ()
+
+    def run(self) -> Ending:
+        booking: Future[None] = self.clerk.submit(self.desk.refill)
+        try:
+            while (ending := self._ending()) is None:
+                item = self._next_item(booking)
+                if item is None:
+                    ending = self._ending() or "exhausted"
+                    break
+                record, known = self._try(item, booking)
+                # At most one booking is open, so that an error in keeping the study stops the run.
+                booking.result()
+                booking = self.clerk.submit(self._book, item, record, known)
+                self.taken = ()
+                self.progress.trial_finished(record, self.tally.status())
+            booking.result()
+        finally:
+            self.clerk.submit(self.desk.put_away, *self.taken).result()
+        return ending
+
+    def _ending(self) -> Ending | None:
+        tally = self.tally
+        if self.interrupts.asked:
+            return "interrupted"
+        if tally.trial_limit is not None and tally.trials >= tally.trial_limit:
+            return "trials"
+        if tally.deadline is not None and time.monotonic() >= tally.deadline:
+            return "seconds"
+        return None
+
+    def _next_item(self, booking: Future[None]) -> Item | None:
+        """The oldest variant that is prepared; None at an ending or when none is left."""
+        while self._ending() is None:
+            settled = booking.done()
+            items = self.desk.items
+            if settled and not items:
+                booking.result()
+                return None
+            pending: list[Future[Any]] = [item.future for item in items if not item.future.done()]
+            if not self.overlap and (pending or not settled):
+                # Nothing else may run while the CPU is the device.
+                wait([*pending, booking], timeout=POLL_SECONDS)
+                continue
+            ready = [item for item in items if item.future.done()]
+            if ready:
+                return ready[0]
+            waited = pending if settled else [*pending, booking]
+            wait(waited, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+        return None
+
+    def _try(self, item: Item, booking: Future[None]) -> tuple[Record, bool]:
+        """The record of a prepared variant, and whether it was known before."""
+        self.desk.take(item)
+        self.taken = (item,)
+        result = item.future.result()
+        if isinstance(result, Record):
+            self.tally.add(result, known=True)
+            return result, True
+        self.progress.trial_started(item.proposal.values, self.tally.status())
+        started = time.monotonic()
+        try:
+            record = self.evaluator.finish(result, give_up_ns=self._give_up_ns(item))
+        except TrialLostDeviceError as lost:
+            self.store.append(lost.record)
+            booking.result()
+            self.clerk.submit(self.desk.book, item, lost.record, known=False).result()
+            self.taken = ()
+            raise
+        finally:
+            self.tally.busy_seconds += time.monotonic() - started
+        # Before the next trial begins: what was measured must survive whatever that one does.
+        self.store.append(record)
+        self.tally.add(record, known=False)
+        return record, False
+
+    def _give_up_ns(self, item: Item) -> float | None:
+        """The baseline is what the others are compared with, so it is always measured in full."""
+        best = self.tally.best
+        if best is None or best.median_ns is None:
+            return None
+        family = self.evaluator.family
+        if item.proposal.values == canonical(family, family.baseline):
+            return None
+        return GIVE_UP_FACTOR * best.median_ns
+
+    def _book(self, item: Item, record: Record, known: bool) -> None:
+        self.desk.book(item, record, known=known)
+        # With the CPU as device, a batch is prepared, then tried, in turns.
+        if self.overlap or not self.desk.items:
+            self.desk.refill()

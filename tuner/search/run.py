@@ -1,0 +1,203 @@
+"""A run: problem after problem, budgets shared out, whatever happens kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from tuner import templates
+from tuner.errors import UsageError
+from tuner.evaluate import (
+    Evaluator,
+    Render,
+    ResidentCases,
+    Session,
+    SpirvCompiler,
+)
+from tuner.kernels import space
+from tuner.kernels.base import Family, Values
+from tuner.problems import Problem
+from tuner.runner.protocol import Runner
+from tuner.search.desk import RecordStore
+from tuner.search.interrupts import Interrupts
+from tuner.search.proposer import Proposer
+from tuner.search.settings import ProblemResult, Progress, RunResult, Settings, Silent
+from tuner.search.studylog import Covered, Storage, StudyLog, open_storage
+from tuner.search.tally import Tally
+from tuner.search.turn import Turn
+
+Task = tuple[Family, Problem]
+
+
+def tune(
+    runner: Runner,
+    compiler: SpirvCompiler,
+    tasks: Sequence[Task],
+    store: RecordStore,
+    *,
+    storage: Path,
+    settings: Settings,
+    session: Session | None = None,
+    progress: Progress | None = None,
+    render: Render = templates.render,
+) -> RunResult:
+    """Search the best variant of each (family, problem), one after the other.
+
+    Every trial leaves a record in `store`, and a trial in a study in the journal file `storage`:
+    what is known there is never measured again, and a run that was stopped goes on where it was.
+    SIGINT and SIGTERM end the run after the trial that has the device; the result then says
+    `interrupted`. A problem that does not fit, or a lost device, is reported in the result.
+
+    Raises:
+        UsageError: no tasks, or the sampler needs a package that is missing.
+        ResultsError: records or studies cannot be kept; what was kept so far is intact.
+    """
+    if not tasks:
+        raise UsageError("nothing to tune: give at least one problem")
+    started = time.monotonic()
+    run = _Run(
+        runner=runner,
+        compiler=compiler,
+        store=store,
+        storage=open_storage(storage),
+        settings=settings,
+        session=dataclasses.replace(session or Session(), sampler=settings.sampler),
+        progress=progress or Silent(),
+        render=render,
+        problems=len(tasks),
+    )
+    with Interrupts() as interrupts:
+        for index, (family, problem) in enumerate(tasks):
+            result = run.tune_problem(index, family, problem, interrupts)
+            run.results.append(result)
+            run.progress.problem_finished(result)
+            if result.ended in ("interrupted", "device lost"):
+                break
+    run.close()
+    return RunResult(
+        problems=tuple(run.results),
+        interrupted=interrupts.asked,
+        seconds=time.monotonic() - started,
+        error=next((r.error for r in run.results if r.ended == "device lost"), None),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """What the problems of a run share."""
+
+    runner: Runner
+    compiler: SpirvCompiler
+    store: RecordStore
+    storage: Storage
+    settings: Settings
+    session: Session
+    progress: Progress
+    render: Render
+    problems: int
+    spent_seconds: float = 0.0
+    results: list[ProblemResult] = field(default_factory=list)
+    cases: dict[str, ResidentCases] = field(default_factory=dict)
+
+    def tune_problem(
+        self, index: int, family: Family, problem: Problem, interrupts: Interrupts
+    ) -> ProblemResult:
+        """One problem's turn."""
+        tally = Tally(family=family, problem=problem, index=index, problems=self.problems)
+        info = self.runner.info
+        variants = space.legal(family, problem, info)
+        tally.legal = len(variants)
+        if not variants:
+            why = "; ".join(space.reasons(family, family.baseline, problem, info))
+            self.progress.problem_started(tally.status())
+            return tally.result("nothing legal", f"no variant is legal; the baseline: {why}")
+        proposer = Proposer(variants, self.settings.sampler, self.settings.seed)
+        log = StudyLog(self.storage, self._study_name(family, problem, proposer), proposer.encoding)
+        turn = Turn(
+            evaluator=self._evaluator(family, problem),
+            variants=variants,
+            proposer=proposer,
+            log=log,
+            store=self.store,
+            settings=self.settings,
+            tally=tally,
+            progress=self.progress,
+            budget=self._share(index),
+        )
+        turn.take_stock(self._seconds_left(index))
+        self.progress.problem_started(tally.status())
+        try:
+            return turn.play(self._neighbours(family), interrupts)
+        finally:
+            turn.evaluator.close()
+            self.spent_seconds += log.seconds
+
+    def close(self) -> None:
+        """Unload the validation cases."""
+        for cases in self.cases.values():
+            cases.close()
+
+    def _evaluator(self, family: Family, problem: Problem) -> Evaluator:
+        if family.name not in self.cases:
+            self.cases[family.name] = ResidentCases(self.runner, family)
+        return Evaluator(
+            self.runner,
+            self.compiler,
+            family,
+            problem,
+            session=self.session,
+            cases=self.cases[family.name],
+            render=self.render,
+        )
+
+    def _share(self, index: int) -> Covered:
+        """The problem's share of the run's budgets, as if every problem took its own."""
+        trials, seconds = self.settings.trials, self.settings.seconds
+        whole, rest = divmod(trials or 0, self.problems)
+        return Covered(
+            trials=None if trials is None else max(1, whole + (index < rest)),
+            seconds=None if seconds is None else seconds / self.problems,
+        )
+
+    def _seconds_left(self, index: int) -> float | None:
+        """What the problem may cost in all: an equal part of what those before it left over."""
+        if self.settings.seconds is None:
+            return None
+        return (self.settings.seconds - self.spent_seconds) / (self.problems - index)
+
+    def _neighbours(self, family: Family) -> list[Values]:
+        """The best variants of this run's other problems, the latest first."""
+        return [
+            result.best.values
+            for result in reversed(self.results)
+            if result.family.name == family.name and result.best is not None
+        ]
+
+    def _study_name(self, family: Family, problem: Problem, proposer: Proposer) -> str:
+        """Another study wherever earlier trials would not say what to expect of new ones."""
+        info = self.runner.info
+        identity = (
+            family.name,
+            problem.key,
+            proposer.encoding.digest,
+            info.uuid,
+            info.driver,
+            self.compiler.identity,
+            _template_digest(),
+        )
+        digest = hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:12]
+        return f"{family.name} {problem.label} {digest}"
+
+
+def _template_digest() -> str:
+    """Changes with any template."""
+    digest = hashlib.sha256()
+    for path in sorted(templates.TEMPLATE_DIR.rglob("*.jinja")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

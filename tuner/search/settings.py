@@ -1,0 +1,183 @@
+"""How a run searches, and what it comes to. Plain data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from tuner.device_info import DeviceInfo
+from tuner.errors import UsageError
+from tuner.kernels.base import Family, Values
+from tuner.problems import Problem
+from tuner.records import Record, State
+
+SamplerName = Literal["tpe", "random", "grid", "cmaes", "gp"]
+SAMPLERS: tuple[SamplerName, ...] = ("tpe", "random", "grid", "cmaes", "gp")
+
+Ending = Literal[
+    "trials",
+    "seconds",
+    "exhausted",
+    "met before",
+    "interrupted",
+    "device lost",
+    "does not fit",
+    "nothing legal",
+]
+"""Why the search on a problem ended.
+
+"exhausted": every legal variant is tried. "met before": earlier runs had spent this budget.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What decides how a run goes.
+
+    `trials` and `seconds` are budgets of the run, shared out over its problems; what earlier runs
+    of the same studies spent counts. None is no limit. `workers` threads prepare variants, so many
+    may be ready or in preparation at once (default: as many as processors). `overlap` says whether
+    they go on preparing while the device is timed (default: unless the device is the CPU, whose
+    times they would spoil). Runs with equal seeds propose alike only as far as their times are
+    alike.
+    """
+
+    trials: int | None = None
+    seconds: float | None = None
+    sampler: SamplerName = "tpe"
+    seed: int = 0
+    workers: int | None = None
+    overlap: bool | None = None
+    finalists: int = 6
+    final_rounds: int = 4
+
+    def __post_init__(self) -> None:
+        if self.sampler not in SAMPLERS:
+            raise UsageError(f"sampler {self.sampler!r}: use one of {', '.join(SAMPLERS)}")
+        for name in ("trials", "seconds", "workers"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UsageError(f"{name} is {value}, must be above 0")
+
+    def worker_count(self) -> int:
+        """Threads that prepare variants."""
+        if self.workers is not None:
+            return self.workers
+        return min(16, len(os.sched_getaffinity(0)))
+
+    def overlaps(self, device: DeviceInfo) -> bool:
+        """Whether variants are prepared while others are timed."""
+        return not device.is_cpu if self.overlap is None else self.overlap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """How far the search on one problem is.
+
+    `trials` counts variants with a result in the study, with those of earlier runs; of these
+    `measured` were tried in this run and `known` answered from earlier records. `best` is the
+    fastest so far. `busy` is the share of wall time in which the device thread validated or timed.
+    """
+
+    family: Family
+    problem: Problem
+    index: int
+    problems: int
+    legal: int
+    trials: int
+    trial_limit: int | None
+    measured: int = 0
+    known: int = 0
+    best: Record | None = None
+    failures: Mapping[State, int] = field(default_factory=dict)
+    seconds_left: float | None = None
+    busy: float = 0.0
+
+
+class Progress(Protocol):
+    """What a run tells while it goes on, on the thread that called `tune`."""
+
+    def problem_started(self, status: Status) -> None:
+        """A problem's turn begins."""
+        ...
+
+    def trial_started(self, values: Values, status: Status) -> None:
+        """A variant gets the device."""
+        ...
+
+    def trial_finished(self, record: Record, status: Status) -> None:
+        """A variant has a result, new or known."""
+        ...
+
+    def finals_started(self, count: int, status: Status) -> None:
+        """The best `count` variants are measured again, in turns."""
+        ...
+
+    def problem_finished(self, result: ProblemResult) -> None:
+        """A problem's turn is over."""
+        ...
+
+
+class Silent:
+    """A `Progress` that tells nobody; a base for those that care for a part."""
+
+    def problem_started(self, status: Status) -> None:
+        """A problem's turn begins."""
+
+    def trial_started(self, values: Values, status: Status) -> None:
+        """A variant gets the device."""
+
+    def trial_finished(self, record: Record, status: Status) -> None:
+        """A variant has a result, new or known."""
+
+    def finals_started(self, count: int, status: Status) -> None:
+        """The best `count` variants are measured again, in turns."""
+
+    def problem_finished(self, result: ProblemResult) -> None:
+        """A problem's turn is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemResult:
+    """What the search on one problem came to.
+
+    `best` and `baseline` are the records to go by; None where nothing was correct. `error` says
+    what went wrong with the problem as a whole.
+    """
+
+    family: Family
+    problem: Problem
+    ended: Ending
+    legal: int = 0
+    trials: int = 0
+    measured: int = 0
+    known: int = 0
+    best: Record | None = None
+    baseline: Record | None = None
+    failures: Mapping[State, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    busy: float = 0.0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What a run came to. `error` says why it stopped early, if it did (a lost device)."""
+
+    problems: tuple[ProblemResult, ...]
+    interrupted: bool
+    seconds: float
+    error: str | None = None
+
+    @property
+    def measured(self) -> int:
+        """Variants tried in this run."""
+        return sum(result.measured for result in self.problems)
+
+    @property
+    def busy(self) -> float:
+        """Share of wall time in which the device thread validated or timed."""
+        spent = sum(result.seconds for result in self.problems)
+        return sum(r.busy * r.seconds for r in self.problems) / spent if spent else 0.0

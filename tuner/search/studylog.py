@@ -1,0 +1,240 @@
+"""The durable study of one family on one problem: an Optuna journal, one trial a variant.
+
+Any Optuna tool can open it. A trial is RUNNING while its variant is being prepared or run, COMPLETE
+with the median in microseconds, PRUNED with state and error as user attributes where the variant
+failed, and FAIL where the process was stopped or died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import optuna
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
+
+from tuner.errors import ResultsError
+from tuner.kernels.base import Values
+from tuner.records import Record
+from tuner.search.encoding import Encoding
+
+MAX_CRASHES = 3
+"""A variant that was under way this often when a process died is not tried again."""
+_COVERED, _SECONDS = "covered", "seconds"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A trial with a result. `median_ns` is None where the variant failed."""
+
+    values: Values
+    variant: str
+    median_ns: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Covered:
+    """A budget per problem under which a study was searched to its end. None is no limit."""
+
+    trials: float | None
+    seconds: float | None
+
+    def covers(self, other: Covered) -> bool:
+        """Whether a search under `other` could bring nothing more."""
+
+        def reaches(mine: float | None, theirs: float | None) -> bool:
+            return mine is None or (theirs is not None and theirs <= mine)
+
+        return reaches(self.trials, other.trials) and reaches(self.seconds, other.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """An open journal and the file it is in."""
+
+    path: Path
+    journal: JournalStorage
+
+
+class StudyLog:
+    """The study, open for writing. `start` and `finish` may be called by one thread at a time.
+
+    Attributes:
+        finished: trials with a result when the study was opened.
+        retry: variants that were under way when an earlier process was stopped or died.
+        crashed: variants that were under way too often when one died.
+    """
+
+    def __init__(self, storage: Storage, name: str, encoding: Encoding) -> None:
+        """Open the study, or make it; trials left running by a dead process become failed.
+
+        Raises:
+            ResultsError: the storage cannot be written, as all other methods.
+        """
+        self._encoding, self._path = encoding, storage.path
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        # Study.tell and Trial.set_user_attr re-read the study each time, the storage does not.
+        self._storage: BaseStorage = storage.journal
+        with self._writing():
+            study = optuna.create_study(
+                storage=self._storage, study_name=name, direction="minimize", load_if_exists=True
+            )
+        self._study_id = self._storage.get_study_id_from_name(name)
+        attributes = study.user_attrs
+        self.seconds = float(attributes.get(_SECONDS, 0.0))
+        covered = attributes.get(_COVERED)
+        self.covered = Covered(**covered) if covered else None
+        trials = study.get_trials(deepcopy=False)
+        self.finished = tuple(
+            Finished(
+                values=trial.user_attrs["values"],
+                variant=trial.user_attrs.get("variant", ""),
+                median_ns=trial.value * 1000 if trial.value is not None else None,
+            )
+            for trial in trials
+            if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
+        )
+        with self._writing():
+            self.retry, self.crashed = self._take_over(trials)
+
+    def start(self, values: Values) -> int:
+        """Note a variant as under way; returns the trial's id."""
+        trial = optuna.create_trial(
+            state=TrialState.RUNNING,
+            params=self._encoding.params(values),
+            distributions=self._encoding.distributions,
+            user_attrs={"values": dict(values)},
+        )
+        with self._writing():
+            return self._storage.create_new_trial(self._study_id, template_trial=trial)
+
+    def finish(self, trial_id: int, record: Record, *, known: bool) -> None:
+        """Note the result. `known`: it came from earlier records, nothing was run."""
+        attributes: dict[str, Any] = {"variant": record.variant, "state": record.state}
+        if record.error is not None:
+            attributes["error"] = record.error
+        if known:
+            attributes["known"] = True
+        with self._writing():
+            for name, value in attributes.items():
+                self._storage.set_trial_user_attr(trial_id, name, value)
+            if record.state == "correct" and record.median_ns:
+                values = [record.median_ns / 1000]
+                self._storage.set_trial_state_values(trial_id, TrialState.COMPLETE, values)
+            else:
+                self._storage.set_trial_state_values(trial_id, TrialState.PRUNED)
+
+    def drop(self, trial_id: int, why: str) -> None:
+        """Note that a trial was given up without a result."""
+        with self._writing():
+            self._storage.set_trial_user_attr(trial_id, "ended", why)
+            self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
+
+    def spend(self, seconds: float) -> None:
+        """Add to the seconds that this study has cost."""
+        self.seconds += seconds
+        self._note(_SECONDS, self.seconds)
+
+    def cover(self, covered: Covered) -> None:
+        """Note that the study was searched to the end of a budget."""
+        self.covered = covered
+        self._note(_COVERED, {"trials": covered.trials, "seconds": covered.seconds})
+
+    def _note(self, name: str, value: object) -> None:
+        with self._writing():
+            self._storage.set_study_user_attr(self._study_id, name, value)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ResultsError(self._path, f"cannot keep the study: {error.strerror}") from error
+
+    def _take_over(
+        self, trials: list[FrozenTrial]
+    ) -> tuple[tuple[Values, ...], tuple[Values, ...]]:
+        """Close what is still running; says what to try again and what not to."""
+        stale = [trial for trial in trials if trial.state is TrialState.RUNNING]
+        for trial in stale:
+            self.drop(trial._trial_id, "crashed")
+        crashes = Counter(
+            _identity(trial)
+            for trial in trials
+            if trial in stale or trial.user_attrs.get("ended") == "crashed"
+        )
+        done = {_identity(t) for t in trials if t.state in (TrialState.COMPLETE, TrialState.PRUNED)}
+        unfinished = {
+            _identity(trial): cast("Values", trial.user_attrs["values"])
+            for trial in trials
+            if "values" in trial.user_attrs and _identity(trial) not in done
+        }
+        retry = {key: v for key, v in unfinished.items() if crashes[key] < MAX_CRASHES}
+        crashed = {key: v for key, v in unfinished.items() if crashes[key] >= MAX_CRASHES}
+        return tuple(retry.values()), tuple(crashed.values())
+
+
+def open_storage(path: Path) -> Storage:
+    """The journal file, made where it is missing; a last line cut off by a crash is taken away.
+
+    Raises:
+        ResultsError: it cannot be read or written, or is no journal.
+    """
+    lock = _FileLock(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+        try:
+            _cut_torn_line(path)
+        finally:
+            lock.release()
+        return Storage(path, JournalStorage(JournalFileBackend(str(path), cast("Any", lock))))
+    except OSError as error:
+        raise ResultsError(path, f"cannot keep the study here: {error.strerror}") from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise ResultsError(
+            path, f"is no journal of Optuna's ({error}): move it away or use another --storage"
+        ) from error
+
+
+class _FileLock:
+    """The lock a journal takes for each write: the system's own, which no dead process can hold.
+
+    Optuna's locks are files that a killed process leaves behind, to be waited for 30 seconds.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.with_name(path.name + ".flock")
+        self._handle = -1
+
+    def acquire(self) -> bool:
+        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        self._handle = handle
+        return True
+
+    def release(self) -> None:
+        os.close(self._handle)
+        self._handle = -1
+
+
+def _cut_torn_line(path: Path) -> None:
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        data = file.read()
+        whole = data.rfind(b"\n") + 1
+        if whole != len(data):
+            file.truncate(whole)
+
+
+def _identity(trial: FrozenTrial) -> str:
+    return repr(sorted(trial.user_attrs.get("values", {}).items()))

@@ -1,0 +1,93 @@
+"""What a search has counted so far, and the status made from it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tuner.kernels.base import Family
+from tuner.problems import Problem
+from tuner.records import Record, State
+from tuner.search.settings import Ending, ProblemResult, Status
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """Counts of one problem's search; for the device thread alone. See `Status` for the words.
+
+    `deadline` is a time of `time.monotonic`.
+    """
+
+    family: Family
+    problem: Problem
+    index: int
+    problems: int
+    legal: int = 0
+    trial_limit: int | None = None
+    deadline: float | None = None
+    trials: int = 0
+    measured: int = 0
+    known: int = 0
+    best: Record | None = None
+    baseline: Record | None = None
+    failures: Counter[State] = field(default_factory=Counter)
+    busy_seconds: float = 0.0
+    begun: float = field(default_factory=time.monotonic)
+
+    def add(self, record: Record, *, known: bool) -> None:
+        """Count one more result."""
+        self.trials += 1
+        self.known += known
+        self.measured += not known
+        if record.state != "correct":
+            self.failures[record.state] += 1
+        elif self.best is None or (record.median_ns or 0) < (self.best.median_ns or 0):
+            self.best = record
+
+    @property
+    def seconds(self) -> float:
+        """Wall time since the problem's turn began."""
+        return time.monotonic() - self.begun
+
+    @property
+    def busy(self) -> float:
+        """Share of that time in which the device thread validated or timed."""
+        return min(1.0, self.busy_seconds / max(1e-9, self.seconds))
+
+    def status(self) -> Status:
+        """As it is now."""
+        left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+        return Status(
+            family=self.family,
+            problem=self.problem,
+            index=self.index,
+            problems=self.problems,
+            legal=self.legal,
+            trials=self.trials,
+            trial_limit=self.trial_limit,
+            measured=self.measured,
+            known=self.known,
+            best=self.best,
+            failures=dict(self.failures),
+            seconds_left=left,
+            busy=self.busy,
+        )
+
+    def result(self, ended: Ending, error: str | None = None) -> ProblemResult:
+        """As it is at the end."""
+        return ProblemResult(
+            family=self.family,
+            problem=self.problem,
+            ended=ended,
+            legal=self.legal,
+            trials=self.trials,
+            measured=self.measured,
+            known=self.known,
+            best=self.best,
+            baseline=self.baseline,
+            failures=dict(self.failures),
+            seconds=self.seconds,
+            busy=self.busy,
+            error=error,
+        )

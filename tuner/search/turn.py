@@ -1,0 +1,138 @@
+"""One problem's turn in a run: what is known, where to start, the search, the finals."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+
+from tuner.errors import DeviceLostError, OutOfMemoryError
+from tuner.evaluate import Evaluator, Failure, Findings, PreparedTrial
+from tuner.kernels.base import Values
+from tuner.kernels.selection import Variants
+from tuner.kernels.space import canonical
+from tuner.records import State
+from tuner.search.desk import RecordStore
+from tuner.search.finalists import hold_finals, outcome_of
+from tuner.search.interrupts import Interrupts
+from tuner.search.loop import search_problem
+from tuner.search.proposer import Proposer
+from tuner.search.settings import Ending, ProblemResult, Progress, Settings
+from tuner.search.studylog import MAX_CRASHES, Covered, StudyLog
+from tuner.search.tally import Tally
+
+FINALS_SHARE, FINALS_SECONDS = 0.15, 6.0
+"""What is kept of a problem's time for its finals: this share, but no more than these seconds."""
+MIN_SECONDS = 1.0
+"""What a problem gets even if those before it took all the time: enough for the baseline."""
+NEIGHBOURS = 4
+"""How many other problems' best variants are tried early."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """All that one problem's search needs. `budget` is its share of the run's budgets."""
+
+    evaluator: Evaluator
+    variants: Variants
+    proposer: Proposer
+    log: StudyLog
+    store: RecordStore
+    settings: Settings
+    tally: Tally
+    progress: Progress
+    budget: Covered
+
+    def take_stock(self, seconds_left: float | None) -> None:
+        """Count what earlier runs found, and set the limits of this one.
+
+        `seconds_left` is what the problem may have cost in all when its turn is over; what earlier
+        runs spent on it is taken off.
+        """
+        tally, log = self.tally, self.log
+        tally.trials = len(log.finished)
+        tally.trial_limit = None if self.budget.trials is None else int(self.budget.trials)
+        outcome = outcome_of(self.evaluator, self.store)
+        if outcome is not None:
+            tally.best, tally.baseline = outcome.best, outcome.baseline
+            tally.failures.update(cast("dict[State, int]", dict(outcome.failures)))
+        if seconds_left is not None:
+            seconds = max(MIN_SECONDS, seconds_left - log.seconds)
+            reserve = min(FINALS_SHARE * seconds, FINALS_SECONDS)
+            tally.deadline = tally.begun + seconds - reserve
+
+    def play(self, neighbours: Iterable[Values], interrupts: Interrupts) -> ProblemResult:
+        """Search and hold the finals, unless earlier runs have done all that the budget allows.
+
+        `neighbours` are the best variants of other problems.
+
+        Raises:
+            ResultsError: records or studies cannot be kept.
+        """
+        if self.log.covered is not None and self.log.covered.covers(self.budget):
+            return self.tally.result("met before")
+        try:
+            self._start_points(neighbours)
+            ending = search_problem(
+                self.evaluator,
+                self.proposer,
+                self.log,
+                self.store,
+                settings=self.settings,
+                tally=self.tally,
+                progress=self.progress,
+                interrupts=interrupts,
+            )
+            if ending != "interrupted":
+                self._conclude(ending)
+        except OutOfMemoryError as error:
+            return self.tally.result("does not fit", str(error))
+        except DeviceLostError as error:
+            return self.tally.result("device lost", str(error))
+        return self.tally.result(ending)
+
+    def _start_points(self, neighbours: Iterable[Values]) -> None:
+        """The baseline, what was under way when the last run ended, known-good variants."""
+        family, log, proposer = self.evaluator.family, self.log, self.proposer
+        for values in log.crashed:
+            if proposer.exclude(values):
+                self._give_up(values)
+        proposer.resume((trial.values, trial.median_ns) for trial in log.finished)
+        proposer.try_first(
+            [
+                canonical(family, family.baseline),
+                *log.retry,
+                *(canonical(family, values) for values in family.starts),
+                *(
+                    self.variants[self.variants.nearest(values)]
+                    for values in list(neighbours)[:NEIGHBOURS]
+                ),
+            ]
+        )
+
+    def _give_up(self, values: Values) -> None:
+        """Record a variant that was under way each of the last times that the process died."""
+        failure = Failure(
+            state="runtime",
+            error=f"the process died {MAX_CRASHES} times while this variant was under way",
+        )
+        trial = PreparedTrial(draft=self.evaluator.draft(values), failure=failure)
+        record = self.evaluator.record(trial, Findings(failure=failure))
+        self.store.append(record)
+        self.log.finish(self.log.start(values), record, known=False)
+
+    def _conclude(self, ending: Ending) -> None:
+        started = time.monotonic()
+        hold_finals(
+            self.evaluator,
+            self.store,
+            settings=self.settings,
+            tally=self.tally,
+            progress=self.progress,
+        )
+        seconds = time.monotonic() - started
+        self.tally.busy_seconds += seconds
+        self.log.spend(seconds)
+        everything = Covered(trials=None, seconds=None)
+        self.log.cover(everything if ending == "exhausted" else self.budget)

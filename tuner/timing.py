@@ -1,0 +1,118 @@
+"""From raw samples to a summary: pure functions, no clock and no device.
+
+The median stands for a measurement, with the interval that order statistics give for it: exact for
+samples that are independent, whatever their distribution. What drifts is not independent, so a
+summary says too whether the second half of the samples disagrees with the first.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tuner.errors import MeasurementError
+
+CONFIDENCE = 0.95
+DRIFT_LIMIT = 0.01
+"""Halves whose medians differ by less than this fraction are never called drifting."""
+MIN_SAMPLES_FOR_DRIFT = 8
+"""Below this, two halves are disjoint by chance too often (4 against 4: 2 of 70 orders)."""
+
+_MAD_TO_SIGMA = 1.4826
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a set of samples says. Times in nanoseconds.
+
+    `low_ns` to `high_ns` holds the true median with probability `coverage`: at least `CONFIDENCE`
+    from 6 samples on; with fewer it is the whole range, and `coverage` says what that is worth.
+    `spread` is the median absolute deviation, scaled to a standard deviation of a normal
+    distribution, over the median. `drift` is the second half's median over the first's, less 1.
+    `stable` is False where the intervals of the two halves are disjoint and the drift is beyond
+    `DRIFT_LIMIT`: the clock, not the kernel, may then have been measured.
+    """
+
+    median_ns: float
+    low_ns: float
+    high_ns: float
+    spread: float
+    count: int
+    coverage: float
+    drift: float
+    stable: bool
+
+
+def summarise(samples_ns: Sequence[float]) -> Summary:
+    """Summary of samples in the order they were taken.
+
+    Raises:
+        MeasurementError: no samples, or one that is not a finite number above zero.
+    """
+    if not samples_ns:
+        raise MeasurementError("no samples: nothing was measured")
+    for place, sample in enumerate(samples_ns, 1):
+        if not (math.isfinite(sample) and sample > 0):
+            raise MeasurementError(
+                f"sample {place} of {len(samples_ns)} is {sample} ns, must be above 0: "
+                "the timestamps of this driver cannot be used as they are"
+            )
+    ordered = sorted(samples_ns)
+    median = _median(ordered)
+    rank, coverage = _median_ranks(len(ordered))
+    drift, stable = _drift(samples_ns)
+    return Summary(
+        median_ns=median,
+        low_ns=ordered[rank],
+        high_ns=ordered[-1 - rank],
+        spread=_MAD_TO_SIGMA * _median(sorted(abs(x - median) for x in ordered)) / median,
+        count=len(ordered),
+        coverage=coverage,
+        drift=drift,
+        stable=stable,
+    )
+
+
+def overlap(first: tuple[float, float], second: tuple[float, float]) -> bool:
+    """Whether two closed intervals (low, high) share a point: if so, neither is proven faster."""
+    return first[0] <= second[1] and second[0] <= first[1]
+
+
+def _median(ordered: Sequence[float]) -> float:
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[middle]
+    return (ordered[middle - 1] + ordered[middle]) / 2
+
+
+@functools.lru_cache(maxsize=256)
+def _median_ranks(count: int) -> tuple[int, float]:
+    """(rank r from 0, coverage) of the interval from the r-th smallest to the r-th largest.
+
+    The true median lies below the r-th smallest (from 0) of n samples if at most r of them lie
+    below the median: sum of C(n, i) for i up to r, over 2^n. The largest r is taken for which both
+    tails together stay within 1 - CONFIDENCE. Integers throughout, so exact.
+    """
+    rank, below, term = 0, 1, 1
+    allowed = 2**count * round((1 - CONFIDENCE) * 10_000) // 20_000
+    for i in range(1, count // 2):
+        term = term * (count - i + 1) // i
+        if below + term > allowed:
+            break
+        rank, below = i, below + term
+    return rank, 1 - 2 * below / 2**count
+
+
+def _drift(samples_ns: Sequence[float]) -> tuple[float, bool]:
+    half = len(samples_ns) // 2
+    if half == 0:
+        return 0.0, True
+    first, second = sorted(samples_ns[:half]), sorted(samples_ns[-half:])
+    drift = _median(second) / _median(first) - 1
+    if len(samples_ns) < MIN_SAMPLES_FOR_DRIFT or abs(drift) <= DRIFT_LIMIT:
+        return drift, True
+    rank, _ = _median_ranks(half)
+    intervals = [(part[rank], part[-1 - rank]) for part in (first, second)]
+    return drift, overlap(intervals[0], intervals[1])

@@ -1,0 +1,333 @@
+"""Where problems come from: shape texts, model names, workload files and named workloads.
+
+A *workload* is a tuple of problems to tune for. Whatever is wrong with what the user wrote raises a
+`UsageError` that names the part, or an `InputFileError` with file and line.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import tomllib
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tuner.errors import InputFileError, UnknownNameError, UsageError
+from tuner.problems import PagedDecodeProblem
+
+SHAPE_SYNTAX = "SEQUENCESxCONTEXT:hQUERY/KV:dHEAD[:bBLOCK][:LENGTHS]"
+_LENGTH_KINDS = ("equal", "uniform", "lognormal", "straggler", "list")
+_GEOMETRY = ("query_heads", "kv_heads", "head_size")
+_TABLE_KEYS = ("model", *_GEOMETRY, "sequences", "context", "lengths", "block_size")
+_DATA = resources.files("tuner") / "data"
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
+    """The attention geometry of a published model."""
+
+    name: str
+    query_heads: int
+    kv_heads: int
+    head_size: int
+    attention_layers: int
+    note: str = ""
+
+
+# ------------------------------------------------------------------ shapes
+
+
+def parse_shape(text: str) -> PagedDecodeProblem:
+    """The problem that a shape text names, e.g. ``8x16k:h32/8:d128:b16:lognormal:128``.
+
+    The parts after the first come in any order, `LENGTHS` last; contexts may end in ``k`` (1,024).
+
+    Raises:
+        UsageError: the text is no shape; the message names the part at fault.
+    """
+    size, *parts = text.strip().split(":")
+    try:
+        fields: dict[str, Any] = _shape_size(size)
+        while parts:
+            if parts[0].lower() in _LENGTH_KINDS:
+                fields["lengths"], parts = ":".join(parts).lower(), []
+            else:
+                _add_shape_part(fields, parts.pop(0))
+        for name, part in (("query_heads", "hQUERY/KV"), ("head_size", "dHEAD")):
+            if name not in fields:
+                raise UsageError(f"part {part} is missing")
+        return PagedDecodeProblem(**fields)
+    except UsageError as error:
+        raise UsageError(f"shape {text!r}: {error}; write {SHAPE_SYNTAX}") from None
+
+
+def format_shape(problem: PagedDecodeProblem) -> str:
+    """The shape text of a problem: what `parse_shape` turns back into it."""
+    text = (
+        f"{problem.sequences}x{problem.context}:h{problem.query_heads}/{problem.kv_heads}"
+        f":d{problem.head_size}:b{problem.block_size}"
+    )
+    return text if problem.lengths == "equal" else f"{text}:{problem.lengths}"
+
+
+def _shape_size(part: str) -> dict[str, Any]:
+    match = re.fullmatch(r"(\d{1,10})x(\d{1,10}k?)", part.lower())
+    if not match:
+        raise UsageError(f"part {part!r} is not SEQUENCESxCONTEXT, such as 8x16384")
+    return {"sequences": int(match[1]), "context": parse_tokens(match[2])}
+
+
+def _add_shape_part(fields: dict[str, Any], part: str) -> None:
+    for pattern, names in (
+        (r"h(\d{1,9})/(\d{1,9})", ("query_heads", "kv_heads")),
+        (r"d(\d{1,9})", ("head_size",)),
+        (r"b(\d{1,9})", ("block_size",)),
+    ):
+        match = re.fullmatch(pattern, part.lower())
+        if match and names[0] in fields:
+            raise UsageError(f"part {part!r} comes twice")
+        if match:
+            fields.update(zip(names, map(int, match.groups()), strict=True))
+            return
+    raise UsageError(
+        f"part {part!r} is none of hQUERY/KV (h32/8), dHEAD (d128), bBLOCK (b16) "
+        f"or lengths ({', '.join(_LENGTH_KINDS)})"
+    )
+
+
+def parse_tokens(text: str) -> int:
+    """A number of tokens: ``16384`` or ``16k``.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    match = re.fullmatch(r"(\d{1,10})(k?)", text.strip().lower())
+    if not match:
+        raise UsageError(f"{text!r} is no number of tokens, such as 16384 or 16k")
+    return int(match[1]) * (1024 if match[2] else 1)
+
+
+def parse_counts(option: str, text: str) -> tuple[int, ...]:
+    """The numbers of a comma-separated list, as ``--context 4096,16k`` takes it.
+
+    Raises:
+        UsageError: an entry is no number; the message names `option` and the entry.
+    """
+    try:
+        return tuple(parse_tokens(part) for part in text.split(","))
+    except UsageError as error:
+        raise UsageError(f"{option} {text!r}: {error}") from None
+
+
+# ------------------------------------------------------------------ models
+
+
+def models() -> tuple[ModelShape, ...]:
+    """All models that are known by name, in the order of the table."""
+    text = (_DATA / "model_shapes.csv").read_text("utf-8")
+    return tuple(
+        ModelShape(
+            name=row["model"],
+            query_heads=int(row["query_heads"]),
+            kv_heads=int(row["kv_heads"]),
+            head_size=int(row["head_dim"]),
+            attention_layers=int(row["attention_layers"]),
+            note=row["note"],
+        )
+        for row in csv.DictReader(text.splitlines())
+    )
+
+
+def model(name: str) -> ModelShape:
+    """The model of that name, upper or lower case.
+
+    Raises:
+        UnknownNameError: there is none; the message names the nearest.
+    """
+    for shape in models():
+        if shape.name.lower() == name.strip().lower():
+            return shape
+    raise UnknownNameError("model", name, [shape.name for shape in models()])
+
+
+def model_problems(
+    name: str,
+    *,
+    sequences: Iterable[int],
+    contexts: Iterable[int],
+    lengths: str = "equal",
+    block_size: int = 16,
+) -> tuple[PagedDecodeProblem, ...]:
+    """A model's decode problems: every number of sequences with every context length.
+
+    Raises:
+        UsageError: unknown model (`UnknownNameError`), or numbers that make no problem.
+    """
+    shape = model(name)
+    contexts = tuple(contexts)
+    return _distinct(
+        PagedDecodeProblem(
+            sequences=count,
+            context=context,
+            query_heads=shape.query_heads,
+            kv_heads=shape.kv_heads,
+            head_size=shape.head_size,
+            block_size=block_size,
+            lengths=lengths,
+        )
+        for count in sequences
+        for context in contexts
+    )
+
+
+# ------------------------------------------------------------------ workload files
+
+
+def named_workloads() -> dict[str, str]:
+    """The workloads that come with the package: name to the comment in the file's first line."""
+    files = sorted((_DATA / "workloads").iterdir(), key=lambda file: file.name)
+    return {
+        file.name.removesuffix(".toml"): file.read_text("utf-8").partition("\n")[0].lstrip("# ")
+        for file in files
+        if file.name.endswith(".toml")
+    }
+
+
+def load_workload(name: str, *, on_cpu: bool = False) -> tuple[PagedDecodeProblem, ...]:
+    """The problems of a workload file, or of the named workload.
+
+    `name` is a path if it ends in ``.toml`` or has a folder in it. ``default`` stands for
+    ``default-cpu`` or ``default-gpu``, as `on_cpu` says.
+
+    Raises:
+        UnknownNameError: no workload has that name.
+        InputFileError: the file cannot be read, or something in it is wrong.
+    """
+    if name.endswith(".toml") or len(Path(name).parts) > 1:
+        return _read_file(Path(name))
+    known = named_workloads()
+    chosen = f"default-{'cpu' if on_cpu else 'gpu'}" if name == "default" else name
+    if chosen not in known:
+        raise UnknownNameError("workload", name, ["default", *known, "FILE.toml"])
+    text = (_DATA / "workloads" / f"{chosen}.toml").read_text("utf-8")
+    return parse_workload(text, path=f"{chosen}.toml")
+
+
+def _read_file(path: Path) -> tuple[PagedDecodeProblem, ...]:
+    try:
+        return parse_workload(path.read_text("utf-8"), path=path)
+    except OSError as error:
+        raise InputFileError(path, error.strerror or "cannot be read") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise InputFileError(path, "not UTF-8 text", line) from None
+
+
+def parse_workload(text: str, *, path: object) -> tuple[PagedDecodeProblem, ...]:
+    """The problems in the text of a workload file, each once, in order.
+
+    Raises:
+        InputFileError: malformed TOML, an unknown key, or values that make no problem, with the
+            line; `path` is only for the message.
+    """
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        told = re.search(r"line (\d+)", str(error))
+        last_line = text.count("\n") + 1
+        line = int(told[1]) if told else last_line
+        raise InputFileError(path, f"malformed TOML: {error}", line) from None
+    tables = document.pop("problem", None)
+    for key in document:
+        raise InputFileError(path, f"unknown key {key!r}, legal: problem", _line_of(text, key))
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        where = _line_of(text, "problem")
+        raise InputFileError(path, "needs at least one [[problem]] table", where)
+    found: list[PagedDecodeProblem] = []
+    for place, table in enumerate(tables):
+        try:
+            found += _table_problems(table)
+        except UsageError as error:
+            key = error.key if isinstance(error, _KeyError) else str(error).split(" ", 1)[0]
+            raise InputFileError(path, str(error), _line_of(text, key, place)) from None
+    return _distinct(found)
+
+
+class _KeyError(UsageError):
+    """A value of a table that is wrong, with its key."""
+
+    def __init__(self, key: str, message: str) -> None:
+        self.key = key
+        super().__init__(message)
+
+
+def _table_problems(table: dict[str, Any]) -> list[PagedDecodeProblem]:
+    for key in table:
+        if key not in _TABLE_KEYS:
+            raise _KeyError(key, str(UnknownNameError("key", key, _TABLE_KEYS)))
+    geometry = _table_geometry(table)
+    lengths = table.get("lengths", "equal")
+    if not isinstance(lengths, str):
+        raise _KeyError("lengths", f"lengths is {lengths!r}, must be text such as 'lognormal:128'")
+    block_size = _numbers(table, "block_size", default=16)[0]
+    contexts = _numbers(table, "context")
+    return [
+        PagedDecodeProblem(
+            sequences=count, context=context, block_size=block_size, lengths=lengths, **geometry
+        )
+        for count in _numbers(table, "sequences")
+        for context in contexts
+    ]
+
+
+def _table_geometry(table: dict[str, Any]) -> dict[str, int]:
+    if "model" not in table:
+        return {key: _numbers(table, key)[0] for key in _GEOMETRY}
+    for key in _GEOMETRY:
+        if key in table:
+            raise _KeyError(key, f"{key} beside model: give one or the other")
+    name = table["model"]
+    if not isinstance(name, str):
+        raise _KeyError("model", f"model is {name!r}, must be a name such as 'Llama-3.1-8B'")
+    try:
+        shape = model(name)
+    except UnknownNameError as error:
+        raise _KeyError("model", str(error)) from None
+    return {key: int(getattr(shape, key)) for key in _GEOMETRY}
+
+
+def _numbers(table: dict[str, Any], key: str, default: int | None = None) -> list[int]:
+    """The whole number of `key`, or the numbers where a list is allowed; never empty."""
+    value = table.get(key, default)
+    if value is None:
+        raise _KeyError("", f"{key} is missing")
+    listable = key in ("sequences", "context")
+    values = value if isinstance(value, list) and listable else [value]
+    if not values or not all(type(number) is int for number in values):
+        form = "a whole number or a list of them" if listable else "a whole number"
+        raise _KeyError(key, f"{key} is {value!r}, must be {form}")
+    return list(values)
+
+
+def _line_of(text: str, key: str, table: int | None = None) -> int | None:
+    """Line of `key` (of the header, if it is not found) in the given [[problem]] table."""
+    lines = text.splitlines()
+    header = re.compile(r"\s*\[\[\s*problem\s*\]\]")
+    starts = [number for number, line in enumerate(lines) if header.match(line)]
+    first, last = 0, len(lines)
+    fallback: int | None = None
+    if table is not None and table < len(starts):
+        first, last = starts[table], [*starts, len(lines)][table + 1]
+        fallback = first + 1
+    assignment = re.compile(rf"\s*\[*\s*[\"']?{re.escape(key)}[\"']?\s*[=.\]]") if key else None
+    for number in range(first, last):
+        if assignment and assignment.match(lines[number]):
+            return number + 1
+    return fallback
+
+
+def _distinct(problems: Iterable[PagedDecodeProblem]) -> tuple[PagedDecodeProblem, ...]:
+    return tuple(dict.fromkeys(problems))
