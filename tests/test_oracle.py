@@ -23,7 +23,7 @@ from tuner.oracle import (
     unquantised_decode_reference,
     worst_of,
 )
-from tuner.oracle.attention import LOWEST, HeadGroups, Partial, merge
+from tuner.oracle.attention import LOWEST, HeadGroups, Partial, attend, merge
 from tuner.oracle.paged_decode import decode_partial
 from tuner.oracle.tolerance import ROUNDINGS, error_bounds
 from tuner.problems import PagedDecodeProblem
@@ -272,6 +272,28 @@ def test_bounds_scale_with_the_values_and_not_with_the_keys_scale(
     np.testing.assert_allclose(error_bounds(arithmetic, moved), bound, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("arithmetic", "allowed"), [("f16", True), ("f32", False)])
+def test_weights_below_the_range_of_float16_may_vanish(
+    arithmetic: ArithmeticClass, allowed: bool
+) -> None:
+    """4,000 tokens of 2^-15 each, an eighth of the whole, flushed to zero beside one large one."""
+    tokens, low = 4001, np.log(2.0**-15)
+    keys = np.zeros((1, tokens, 4), np.int8)
+    keys[0, 1:, 0] = 1
+    heads = HeadGroups(
+        query=np.array([[[low, 0.0, 0.0, 0.0]]]),
+        key_codes=keys,
+        key_scales=np.ones((1, tokens)),
+        value_codes=np.random.default_rng(1).integers(1, 128, (1, tokens, 4), np.int8),
+        value_scales=np.ones((1, tokens)),
+        softmax_scale=1.0,
+    )
+    whole, large = attend(heads), attend(heads.tokens(0, 1))
+    flushed = large.mixture / whole.weight[..., None]
+    error = np.linalg.norm(flushed - whole.out, axis=-1)
+    assert (error <= error_bounds(arithmetic, heads)).all() == allowed
+
+
 @pytest.mark.parametrize("inputs", ["random", "large_logits"])
 def test_answer_to_a_rounded_query_is_well_estimated(
     inputs: str, monkeypatch: pytest.MonkeyPatch
@@ -350,7 +372,7 @@ def test_the_worst_element_is_named_with_its_figures() -> None:
     norm = np.linalg.norm(WANTED[1, 2])
     assert not verdict.ok
     assert verdict.check == Check(
-        cases=1, error=0.5 / norm, bound=0.1 / norm, worst="case ragged: out[1, 2]"
+        cases=1, error=float(0.5 / norm), bound=float(0.1 / norm), worst="case ragged: out[1, 2]"
     )
     assert verdict.message == (
         "case ragged: out[1, 2] is off by 1.16e-02 (relative 2-norm over 4 elements), 2.32e-03 is "

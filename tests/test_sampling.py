@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.errors import VulkanError
@@ -121,6 +121,7 @@ def test_without_warm_up_there_is_none() -> None:
     assert all(warmup == 0 for warmup, _ in clock.runs)
 
 
+@settings(deadline=None)  # simulates up to 20,000 launches
 @given(
     launch_ns=st.floats(10.0, 3e9),
     slowdown=st.floats(1.0, 8.0),

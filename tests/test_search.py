@@ -553,6 +553,46 @@ def test_a_lost_device_ends_the_run_with_its_record(journal: Path) -> None:
     assert again.error is None
 
 
+def test_a_lost_device_is_not_asked_to_clean_up(journal: Path) -> None:
+    """Whatever is called on a lost device fails, and must not hide the record of the trial."""
+
+    class Lost(FakeRunner):
+        lost = False
+
+        def measure(self, job: Job, workload: str, plan: MeasurePlan) -> Any:
+            self.lost = True
+            raise DeviceLostError("vkWaitForFences", "VK_ERROR_DEVICE_LOST", -4)
+
+        def release(self, job: Job) -> None:
+            if self.lost:
+                raise DeviceLostError("vkDestroyPipeline", "VK_ERROR_DEVICE_LOST", -4)
+            super().release(job)
+
+        def unload(self, name: str) -> None:
+            if self.lost:
+                raise DeviceLostError("vkFreeMemory", "VK_ERROR_DEVICE_LOST", -4)
+            super().unload(name)
+
+    store, made = Records(), toy_runner()
+    result = run(journal, store=store, runner=Lost(made.info, outputs=made._outputs), workers=3)
+    assert "vkWaitForFences" in (result.error or "")
+    assert [record.state for record in store.kept] == ["runtime"]
+
+
+def test_nothing_is_prepared_that_could_not_be_tried_in_time(journal: Path) -> None:
+    class Slow(FakeRunner):
+        def measure(self, job: Job, workload: str, plan: MeasurePlan) -> Any:
+            time.sleep(0.15)
+            return super().measure(job, workload, plan)
+
+    made = toy_runner()
+    runner = Slow(made.info, outputs=made._outputs, times=made._times)
+    result = run(journal, runner=runner, workers=8, trials=None, seconds=2.0)
+    assert result.problems[0].ended == "seconds"
+    stopped = [t for t in only_study(journal).trials if t.user_attrs.get("ended") == "stopped"]
+    assert len(stopped) <= 3
+
+
 def test_a_problem_that_does_not_fit_leaves_the_others(journal: Path) -> None:
     heap = MemoryHeap(size_bytes=100_000, device_local=True)
     runner = toy_runner(info=toy_device(memory_heaps=(heap,)))

@@ -143,11 +143,14 @@ def struct(name: str, /, **fields: Any) -> Any:
 
 
 def array(ctype: str, items: Iterable[Any]) -> Any:
-    """A C array of `ctype` made from values or from pointers to structs, which it keeps alive."""
+    """A C array of `ctype` made from values or from pointers to structs, which it keeps alive.
+
+    Returned as a pointer to its first element: it does not know its length.
+    """
     kept = tuple(items)
-    if ffi.typeof(ctype).kind == "struct":
-        return _owning(ffi.new(f"{ctype}[]", [item[0] for item in kept]), kept)
-    return _owning(ffi.new(f"{ctype}[]", kept), kept)
+    by_value = ffi.typeof(ctype).kind == "struct"
+    memory = ffi.new(f"{ctype}[]", [item[0] for item in kept] if by_value else kept)
+    return _owning(ffi.cast(f"{ctype} *", memory), (memory, *kept))
 
 
 def text(value: str) -> Any:

@@ -19,6 +19,7 @@ NEEDED_API: Version = (1, 3)
 
 _PREFERENCE: tuple[DeviceKind, ...] = ("discrete", "integrated", "virtual", "cpu", "other")
 _UUID_PREFIX_DIGITS = 4
+_SYNCHRONISATION_SETTINGS = ("validate_sync", "syncval_shader_accesses_heuristic")
 _ENUMERATE_PORTABILITY = 1
 """VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR: list drivers like MoltenVK, too."""
 
@@ -259,13 +260,15 @@ def _open_instance(stack: contextlib.ExitStack, *, validation: bool) -> _Instanc
     }
     portability = "VK_KHR_portability_enumeration" in names
     extensions = ["VK_KHR_portability_enumeration"] if portability else []
-    if validation:
-        extensions += ["VK_EXT_debug_utils", "VK_EXT_validation_features"]
     messages: list[str] = []
-    messenger = _messenger_info(stack, messages) if validation else _vk.NULL
+    messenger, checks = _vk.NULL, _vk.NULL
+    if validation:
+        messenger = _messenger_info(stack, messages)
+        by, checks = _synchronisation_checks(messenger)
+        extensions += ["VK_EXT_debug_utils", by]
     info = _vk.struct(
         "VkInstanceCreateInfo",
-        pNext=_synchronisation_checks(messenger) if validation else _vk.NULL,
+        pNext=checks,
         flags=_ENUMERATE_PORTABILITY if portability else 0,
         pApplicationInfo=_vk.struct(
             "VkApplicationInfo",
@@ -296,12 +299,33 @@ def _create_instance(info: Any) -> Any:
     return out[0]
 
 
-def _synchronisation_checks(following: Any) -> Any:
+def _synchronisation_checks(following: Any) -> tuple[str, Any]:
+    """The struct that has the layer check synchronisation, and the extension that it belongs to.
+
+    Layers since 2024 leave out what shaders access unless a setting asks for it; older ones have
+    no settings.
+    """
+    offered = {
+        _vk.string(item.extensionName)
+        for item in _vk.listed(
+            _vk.lib.vkEnumerateInstanceExtensionProperties,
+            "VkExtensionProperties",
+            _vk.text(VALIDATION_LAYER),
+        )
+    }
+    if "VK_EXT_layer_settings" in offered:
+        settings = [_setting(name) for name in _SYNCHRONISATION_SETTINGS]
+        return "VK_EXT_layer_settings", _vk.struct(
+            "VkLayerSettingsCreateInfoEXT",
+            pNext=following,
+            settingCount=len(settings),
+            pSettings=_vk.array("VkLayerSettingEXT", settings),
+        )
     enabled = _vk.array(
         "VkValidationFeatureEnableEXT",
         [_vk.binding.VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT],
     )
-    return _vk.struct(
+    return "VK_EXT_validation_features", _vk.struct(
         "VkValidationFeaturesEXT",
         pNext=following,
         enabledValidationFeatureCount=1,
@@ -309,9 +333,22 @@ def _synchronisation_checks(following: Any) -> Any:
     )
 
 
+def _setting(name: str) -> Any:
+    """A setting of the validation layer that is to be true."""
+    return _vk.struct(
+        "VkLayerSettingEXT",
+        pLayerName=_vk.text(VALIDATION_LAYER),
+        pSettingName=_vk.text(name),
+        type=_vk.binding.VK_LAYER_SETTING_TYPE_BOOL32_EXT,
+        valueCount=1,
+        pValues=_vk.ffi.new("VkBool32 *", 1),
+    )
+
+
 def _messenger_info(stack: contextlib.ExitStack, messages: list[str]) -> Any:
     def collect(_severity: int, _types: int, data: Any, _user: Any) -> int:
-        messages.append(_vk.string(data.pMessage))
+        name = _vk.string(data.pMessageIdName) if data.pMessageIdName else "message"
+        messages.append(f"{name}: {_vk.string(data.pMessage)}")
         return 0
 
     callback = _vk.ffi.callback("PFN_vkDebugUtilsMessengerCallbackEXT", collect)

@@ -29,10 +29,19 @@ class UnknownNameError(UsageError):
         self.kind, self.name, self.choices = kind, name, tuple(choices)
         texts = [str(choice) for choice in self.choices]
         lowered = {text.lower(): text for text in texts}
-        near = difflib.get_close_matches(str(name).lower(), lowered, n=3, cutoff=0.4)
+        near = _nearest_numbers(str(name), texts) or difflib.get_close_matches(
+            str(name).lower(), lowered, n=3, cutoff=0.4
+        )
         hint = f"did you mean {' or '.join(lowered[text] for text in near)}? " if near else ""
         listed = ", ".join(texts[:20]) + (", …" if len(texts) > 20 else "")
         super().__init__(f"unknown {kind} {str(name)!r}: {hint}legal: {listed or '(none)'}")
+
+
+def _nearest_numbers(name: str, texts: list[str]) -> list[str]:
+    """The numbers next to `name`, the nearer first, if it and the choices are whole numbers."""
+    if not texts or not all(text.removeprefix("-").isdecimal() for text in (name, *texts)):
+        return []
+    return sorted(texts, key=lambda text: abs(int(text) - int(name)))[:2]
 
 
 class IllegalVariantError(UsageError):

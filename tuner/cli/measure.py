@@ -68,7 +68,7 @@ def bench(
     """
     from tuner import kernels
     from tuner.cli.session import calibrate as measure_reads
-    from tuner.cli.session import opened, session_name, warn_of_cpu
+    from tuner.cli.session import misfit, opened, session_name, warn_of_cpu
 
     chosen = kernels.family(family)
     choice = options.ProblemChoice(
@@ -83,6 +83,9 @@ def bench(
     with opened(device, cache=cache) as open_device:
         info = open_device.info
         problems = choice.problems(on_cpu=info.is_cpu)
+        for problem in problems:
+            if error := misfit(chosen, problem, info):
+                raise error
         variants = [_variants(chosen, assignments, problem, info, baseline) for problem in problems]
         warn_of_cpu(info)
         calibration = measure_reads(open_device.runner, session_name())
@@ -138,7 +141,10 @@ def _print_records(records: Sequence[Record], family: Family, calibration: Calib
     names = ["baseline" if record.values == known else "variant" for record in records]
     print_table(
         ("problem", "", "median µs", "interval µs", "samples", "GB/s", "of read", "error", "bound"),
-        [(record.problem.label, name, *_cells(record)) for record, name in zip(records, names)],
+        [
+            (record.problem.label, name, *_cells(record))
+            for record, name in zip(records, names, strict=True)
+        ],
         right=("median µs", "interval µs", "samples", "GB/s", "of read", "error", "bound"),
     )
     say()

@@ -72,6 +72,7 @@ class TuneProgress:
 
     def problem_finished(self, result: ProblemResult) -> None:
         """Close the block; say why the search ended, if not by its budget."""
+        self._doing = ""
         self._display.close()
         if result.ended not in ("trials", "seconds"):
             note(f"  ended: {result.ended}" + (f": {result.error}" if result.error else ""))

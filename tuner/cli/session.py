@@ -16,6 +16,9 @@ from tuner.cli.output import note
 if TYPE_CHECKING:
     from tuner.compile import Compiler
     from tuner.device_info import DeviceInfo
+    from tuner.errors import OutOfMemoryError
+    from tuner.kernels.base import Family
+    from tuner.problems import Problem
     from tuner.records import Calibration
     from tuner.results import Store
     from tuner.runner.protocol import Runner
@@ -25,6 +28,8 @@ _MIB = 2**20
 CPU_READS = (16 * _MIB, 64 * _MIB)
 GPU_READS = (64 * _MIB, 256 * _MIB, 1024 * _MIB, 2048 * _MIB)
 """Bytes of the calibration's reads, ascending: the ceiling depends on the size."""
+GPU_TIMEOUT_S, CPU_TIMEOUT_S = 20.0, 90.0
+"""How long a launch may take; a CPU driver compiles the kernel in the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +61,19 @@ def opened(
         NoDeviceError: no driver, or none or several devices that match.
     """
     from tuner.compile import Compiler
+    from tuner.device import list_devices, select
     from tuner.runner.vulkan import VulkanRunner
 
+    listed = list_devices()
+    on_cpu = listed[select(listed, selector)].is_cpu
     folder = cache or default_cache()
     compiler = Compiler(folder / "spirv")
-    runner = VulkanRunner(selector, validation, cache_dir=folder / "pipelines")
+    runner = VulkanRunner(
+        selector,
+        validation,
+        timeout_s=CPU_TIMEOUT_S if on_cpu else GPU_TIMEOUT_S,
+        cache_dir=folder / "pipelines",
+    )
     with closing(runner):
         yield Opened(runner, compiler)
 
@@ -115,6 +128,16 @@ def open_store(out: Path, info: DeviceInfo) -> Iterator[Store]:
             note(f"note: {repair}")
         store.write_device(info)
         yield store
+
+
+def misfit(family: Family, problem: Problem, info: DeviceInfo) -> OutOfMemoryError | None:
+    """The reason why a problem's operands cannot fit on the device, found without making them."""
+    from tuner.errors import OutOfMemoryError
+
+    needed = family.bytes_moved(problem)
+    heaps = [heap for heap in info.memory_heaps if heap.device_local] or info.memory_heaps
+    room = max((min(h.size_bytes, h.budget_bytes or h.size_bytes) for h in heaps), default=needed)
+    return OutOfMemoryError(problem.label, needed, room) if needed > room else None
 
 
 def warn_of_cpu(info: DeviceInfo) -> None:

@@ -117,16 +117,20 @@ def _tasks(
     names: Sequence[str] | None, choice: options.ProblemChoice, info: DeviceInfo
 ) -> list[Task]:
     from tuner import kernels
+    from tuner.cli.session import misfit
 
-    families = [kernels.family(name) for name in names] if names else kernels.families()
+    families = [kernels.family(name) for name in dict.fromkeys(names or ())] or kernels.families()
     problems = choice.problems(on_cpu=info.is_cpu)
-    return [
+    tasks = [
         (family, problem)
-        for family in dict.fromkeys(family.name for family in families)
-        for family in [kernels.family(family)]
+        for family in families
         for problem in problems
         if isinstance(problem, family.problem_type)
     ]
+    for family, problem in tasks:
+        if error := misfit(family, problem, info):
+            raise error
+    return tasks
 
 
 def _settings(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def find_device(selector: str | None) -> DeviceInfo:
-    """The snapshot of the device that is meant, without opening it.
+    """The snapshot of the device that is meant; it is opened only where it must be probed.
 
     Raises:
         NoDeviceError: no driver, or none or several devices that match.
@@ -22,7 +22,16 @@ def find_device(selector: str | None) -> DeviceInfo:
     from tuner.device import list_devices, select
 
     found = list_devices()
-    return found[select(found, selector)]
+    info = found[select(found, selector)]
+    if not info.cooperative_matrix:
+        return info
+    # What is legal depends on the element mapping of its matrices, which only kernels can tell.
+    from contextlib import closing
+
+    from tuner.runner.vulkan import VulkanRunner
+
+    with closing(VulkanRunner(selector)) as runner:
+        return runner.info
 
 
 def starting_variant(family: Family, problem: Problem, device: DeviceInfo) -> Values:

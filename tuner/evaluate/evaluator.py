@@ -6,6 +6,7 @@ caller's, of the problem (it does not fit), or a lost device.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,7 @@ from typing import Any, Protocol, cast
 import msgspec
 
 from tuner import templates
-from tuner.errors import MeasurementError, TemplateError, UsageError
+from tuner.errors import DeviceLostError, MeasurementError, TemplateError, UsageError
 from tuner.evaluate.building import (
     Built,
     CompileMemo,
@@ -96,6 +97,7 @@ class Evaluator:
         self._own_cases = ResidentCases(runner, family) if cases is None else None
         self._cases = cases or self._own_cases or ResidentCases(runner, family)
         self._render = render
+        self._validation_cases = family.validation_cases(problem)
         self._lock = threading.Lock()
         self._operands: Operands | None = None
         self._timed: TimedWorkload | None = None
@@ -258,7 +260,9 @@ class Evaluator:
     def release(self, trial: PreparedTrial) -> None:
         """Give the trial's pipelines back; once for each trial, as `finish` does by itself."""
         for job in trial.jobs:
-            self.runner.release(job)
+            # A lost device takes nothing back; saying so would hide the trial's own failure.
+            with contextlib.suppress(DeviceLostError):
+                self.runner.release(job)
 
     def close(self) -> None:
         """Unload the problem's operands, and the validation cases unless they are shared."""
@@ -289,12 +293,12 @@ class Evaluator:
         return self._timed
 
     def _resident_cases(self) -> tuple[ResidentCase, ...]:
-        return self._cases.use(self.family.validation_cases(self.problem))
+        return self._cases.use(self._validation_cases)
 
     def _legal_cases(self, values: Values) -> tuple[ValidationCase, ...]:
         return tuple(
             case
-            for case in self.family.validation_cases(self.problem)
+            for case in self._validation_cases
             if not reasons(self.family, values, case.problem, self._info)
         )
 

@@ -193,6 +193,14 @@ class Family:
     """Bytes that must cross device memory once, whatever the kernel."""
     dispatch: Callable[[Candidate], DispatchRule] | None = None
     """How a candidate is launched on other lengths, for exports; None: only as it was measured."""
+    scalars: Callable[[Any], dict[str, int | float]] | None = None
+    """The scalars of a problem's operands for timing, without making these; None: make them."""
+
+    def timing_scalars(self, problem: Problem) -> dict[str, int | float]:
+        """The scalars of the operands of kind "timing"."""
+        if self.scalars is not None:
+            return self.scalars(problem)
+        return self.operands(problem, "timing", 0).scalars
 
     def parameter(self, name: str) -> Parameter:
         """The parameter of that name.

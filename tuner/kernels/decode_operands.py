@@ -120,15 +120,21 @@ def _operands(
             "context_lens": lengths,
         },
         outputs={"out": (out_shape, np.dtype(np.float32))},
-        scalars={
-            "q_stride": query.shape[1],
-            "max_blocks": block_table.shape[1],
-            "max_context_len": int(lengths.max()),
-            "softmax_scale": softmax_scale(problem.head_size),
-            "num_kv_heads": problem.kv_heads,
-            "num_heads": problem.query_heads,
-        },
+        scalars=timing_scalars(problem)
+        | {"q_stride": query.shape[1], "max_blocks": block_table.shape[1]},
     )
+
+
+def timing_scalars(problem: PagedDecodeProblem) -> dict[str, int | float]:
+    """The scalars of `make_operands(problem, "timing", …)`, without the arrays."""
+    return {
+        "q_stride": problem.query_heads * problem.head_size,
+        "max_blocks": problem.blocks_per_sequence,
+        "max_context_len": problem.context,
+        "softmax_scale": softmax_scale(problem.head_size),
+        "num_kv_heads": problem.kv_heads,
+        "num_heads": problem.query_heads,
+    }
 
 
 def _timing_operands(problem: PagedDecodeProblem, rng: np.random.Generator) -> Operands:

@@ -20,6 +20,9 @@ from tuner.device_info import Fragment, MatrixLayout
 
 BANKS = 32
 WORD_CODES = 4
+WIDENED = (0, 2, 1, 3)
+"""The order in which the codes of one word come out of widening: two pairs, even and odd."""
+IN_ORDER = (0, 1, 2, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +45,21 @@ class _Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentPlan:
-    """Tables a kernel is rendered with. `lanes` below is the subgroup size.
+    """Tables a kernel is rendered with; a table per lane has as many entries as lanes.
 
     Keys (operand A of the scores): element `key_elements[j][p]` is the p-th term of the lane's j-th
-    row. Word of slot s is `key_word[lane] + key_slots[s]`; a contraction step takes
-    `slots_per_step` slots. `key_tokens[j][lane]` is that row's token within the tile.
-    `query_dims[k]` is the dimension of term k of step 0; `query_slots[s]` what a step adds.
-    Values (operand A of the outputs): a group of `tiles_per_group` row tiles shares one word:
-    `value_word[lane] + value_groups[g]`, for the tokens `value_tokens[p][lane]`.
-    `value_elements[j][p]` as for keys. `output_dims[row]` is the dimension of a row of a group's
-    first tile, to which tile i adds i * rows and group g adds 4 * value_groups[g].
+    row, whose token within the tile is `key_tokens[j][lane]`. A lane's terms, counted over all
+    steps, take the four codes of one word after another: word w of a row is at
+    `key_word[lane] + key_slots[w]`. Term k of step s is dimension `query_dims[s * terms + k]`.
+
+    Values (operand A of the outputs): element `value_elements[j][p]` is row j for the token
+    `value_tokens[p][lane]`. A lane's rows, counted over all tiles, take the codes of the words at
+    `value_word[lane] + value_slots[w]`. Row r of tile i is dimension `output_dims[i * rows + r]`,
+    which is none where it is not below the head size.
     """
 
     steps: int
-    slots_per_step: int
+    output_tiles: int
     key_elements: tuple[tuple[int, ...], ...]
     key_word: tuple[int, ...]
     key_slots: tuple[int, ...]
@@ -63,12 +67,11 @@ class FragmentPlan:
     query_dims: tuple[int, ...]
     value_elements: tuple[tuple[int, ...], ...]
     value_word: tuple[int, ...]
-    value_groups: tuple[int, ...]
+    value_slots: tuple[int, ...]
     value_tokens: tuple[tuple[int, ...], ...]
-    tiles_per_group: int
     output_dims: tuple[int, ...]
     tokens: tuple[int, ...]
-    """Token within the tile of each row of the scores (and term of the outputs)."""
+    """Token within the tile of each row of the scores (and of each term of the outputs)."""
 
 
 def fragment_plan(
@@ -78,13 +81,11 @@ def fragment_plan(
     head_size: int,
     row_words: int,
     staged: bool,
-    interleaved: bool = True,
 ) -> FragmentPlan | str:
     """The plan for a pair of layouts, or the reason why there is none.
 
-    `row_words` is the distance of two tokens in shared memory, in words; `interleaved` tells that
-    16-bit pairs come from every other code of a word (as widening yields them), else the codes are
-    taken in order.
+    `row_words` is the distance of two tokens, in words; `staged` that they are read from shared
+    memory, where bank conflicts count (elsewhere, neighbouring lanes take neighbouring words).
     """
     keys, values = _operand(scores.a), _operand(outputs.a)
     if isinstance(keys, str) or isinstance(values, str):
@@ -92,50 +93,55 @@ def fragment_plan(
     (key_rows, key_terms, key_elements) = keys
     (value_rows, value_terms, value_elements) = values
     shape, words = scores.shape, head_size // WORD_CODES
-    if len(key_terms.offsets) % WORD_CODES or head_size % shape.k:
+    classes, row_classes = len(key_terms.bases), len(value_rows.bases)
+    if head_size % shape.k or words % classes:
         return f"head size {head_size} does not cut into words of {shape.k}-term steps"
-    if WORD_CODES % len(value_rows.offsets):
-        return f"{len(value_rows.offsets)} rows a lane do not share the four codes of a word"
     if outputs.shape.k != shape.m:
         return f"tiles of {shape.m} tokens do not match steps of {outputs.shape.k} terms"
-    classes, row_classes = len(key_terms.bases), len(value_rows.bases)
-    groups = -(-words // row_classes)
+    slot_rows = len(value_rows.offsets)
+    slots = -(-words // row_classes)
+    slots += -slots % max(1, slot_rows // WORD_CODES)
+    if WORD_CODES % slot_rows and slot_rows % WORD_CODES:
+        return f"{slot_rows} rows a lane do not share the four codes of a word"
+    if slots * WORD_CODES % slot_rows:
+        return f"head size {head_size} leaves a tile of {outputs.shape.m} rows half empty"
     best = min(
         itertools.product(
             _token_orders(shape.m, value_terms, staged),
             _word_orders(words, classes, staged),
-            _word_orders(groups * row_classes, row_classes, staged),
+            _word_orders(slots * row_classes, row_classes, staged),
         ),
         key=lambda choice: _conflicts(choice, keys, values, row_words) if staged else 0,
     )
-    tokens, (key_word, key_slots), (value_word, value_groups) = best
-    slots_per_step = len(key_terms.offsets) // WORD_CODES
-    inner = (0, 2, 1, 3) if interleaved else (0, 1, 2, 3)
-    query_dims = tuple(
-        WORD_CODES * (key_word[number] + key_slots[position // WORD_CODES] - key_slots[0])
-        + inner[position % WORD_CODES]
-        for _, (number, position) in sorted(key_terms.table.items())
-    )
-    output_dims = tuple(
-        WORD_CODES * value_word[number] + position
-        for _, (number, position) in sorted(value_rows.table.items())
-    )
+    tokens, (key_word, key_slots), (value_word, value_slots) = best
+    steps, output_tiles = head_size // shape.k, slots * WORD_CODES // slot_rows
     return FragmentPlan(
-        steps=head_size // shape.k,
-        slots_per_step=slots_per_step,
+        steps=steps,
+        output_tiles=output_tiles,
         key_elements=key_elements,
         key_word=tuple(key_word[c] for c in key_terms.lane_class),
         key_slots=key_slots,
         key_tokens=_tokens_of(key_rows, tokens),
-        query_dims=query_dims,
+        query_dims=_dims(key_terms, steps, key_word, key_slots, WIDENED),
         value_elements=value_elements,
         value_word=tuple(value_word[c] for c in value_rows.lane_class),
-        value_groups=value_groups,
+        value_slots=value_slots,
         value_tokens=_tokens_of(value_terms, tokens),
-        tiles_per_group=WORD_CODES // len(value_rows.offsets),
-        output_dims=output_dims,
+        output_dims=_dims(value_rows, output_tiles, value_word, value_slots, IN_ORDER),
         tokens=tokens,
     )
+
+
+def _dims(
+    axis: _Axis, count: int, word: Sequence[int], slots: Sequence[int], codes: Sequence[int]
+) -> tuple[int, ...]:
+    """Dimension of each index along `axis` in each of `count` matrices, one after another."""
+    dims = []
+    for matrix in range(count):
+        for _, (number, position) in sorted(axis.table.items()):
+            slot, code = divmod(matrix * len(axis.offsets) + position, WORD_CODES)
+            dims.append(WORD_CODES * (word[number] + slots[slot]) + codes[code])
+    return tuple(dims)
 
 
 _Operand = tuple[_Axis, _Axis, tuple[tuple[int, ...], ...]]

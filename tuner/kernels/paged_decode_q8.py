@@ -8,26 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tuner.kernels import lane_decode as lanes
+from tuner.kernels import matrix_decode as matrix
 from tuner.kernels.base import (
     ArithmeticClass,
     Binding,
     Candidate,
     Constraint,
+    DispatchRule,
     Family,
     Parameter,
     Pass,
     PushField,
     Values,
 )
-from tuner.kernels.decode_operands import make_operands, validation_cases
+from tuner.kernels.decode_operands import make_operands, timing_scalars, validation_cases
 from tuner.kernels.splits import POLICIES, SplitPlan, split_plan
 from tuner.oracle import decode_reference, sampled_decode_reference
 from tuner.problems import PagedDecodeProblem
 
-MAX_LANE_WORDS = 224
-"""32-bit words of query, accumulators and codes one lane may hold: GPUs give it 128 to 256."""
-MAX_UNROLLED_WORDS = 128
-"""Words times heads in one unrolled step: beyond it compile times grow to many seconds."""
 MAX_SPLITS = 1024
 BASELINE_THREADS = 128
 BASELINE_MAX_HEAD_SIZE = 256
@@ -37,17 +36,13 @@ def _split_t(values: Values) -> bool:
     return values["strategy"] != "baseline"
 
 
-def _staged(values: Values) -> bool:
-    return _split_t(values) and values["staging"] == "shared"
-
-
 PARAMETERS = (
     Parameter(
         name="strategy",
-        values=("baseline", "scalar_f32", "packed_f16", "int_dot"),
-        help="baseline: one workgroup per query head, two passes over K; the others split the "
-        "context and read KV once per KV head, computing in f32, packed f16, or with the integer "
-        "dot product for QK",
+        values=("baseline", *lanes.STRATEGIES, "matrix"),
+        help="baseline: one workgroup per query head, two passes over K. The others split the "
+        "context and read KV once per KV head; they compute in f32, in packed f16, with the "
+        "integer dot product for QK, or with cooperative matrices",
     ),
     Parameter(
         name="subgroup_size",
@@ -59,40 +54,64 @@ PARAMETERS = (
         name="subgroups", values=(1, 2, 4, 8, 16), help="subgroups per workgroup", used=_split_t
     ),
     Parameter(
+        name="staging",
+        values=("registers", "shared"),
+        help="where codes wait: straight to registers, or tiles of tokens in shared memory",
+        used=_split_t,
+    ),
+    Parameter(
+        name="matrix_shape",
+        values=matrix.SHAPES,
+        help="cooperative-matrix shape: tokens x query heads x terms",
+        used=matrix.by_matrix,
+    ),
+    Parameter(
+        name="tiles_unrolled",
+        values=(1, 2, 4),
+        help="matrices of tokens each subgroup loads before it computes",
+        used=matrix.by_matrix,
+    ),
+    Parameter(
+        name="prefetch",
+        values=(0, 1),
+        help="1: the loads of the next tiles are issued before the present ones are computed",
+        used=matrix.by_matrix,
+    ),
+    Parameter(
+        name="rescale",
+        values=("lagging", "exact"),
+        help="whether sums are rescaled with each new maximum, or only once it has moved far",
+        used=matrix.by_matrix,
+    ),
+    Parameter(
         name="lanes_per_token",
         values=(1, 2, 4, 8, 16, 32, 64),
         help="lanes that share the dimensions of one token",
-        used=_split_t,
+        used=lanes.by_lanes,
     ),
     Parameter(
         name="tokens_unrolled",
         values=(1, 2, 4, 8),
         help="tokens each group of lanes loads before it computes",
-        used=_split_t,
-    ),
-    Parameter(
-        name="staging",
-        values=("registers", "shared"),
-        help="where codes wait: straight to registers, or a tile of tokens in shared memory",
-        used=_split_t,
+        used=lanes.by_lanes,
     ),
     Parameter(
         name="tile_tokens",
         values=(16, 32, 64, 128),
-        help="tokens of a staged tile",
-        used=_staged,
+        help="tokens of a tile staged by the whole workgroup",
+        used=lanes.staged,
     ),
     Parameter(
         name="load_words",
         values=(1, 4),
         help="words of one global load into the staged tile (4: blocks as 16-byte vectors)",
-        used=_staged,
+        used=lanes.staged,
     ),
     Parameter(
         name="head_slices",
         values=(1, 2, 4, 8),
         help="parts into which the query group is dealt out over the subgroups of a workgroup",
-        used=_staged,
+        used=lanes.staged,
     ),
     Parameter(
         name="query_terms",
@@ -116,21 +135,9 @@ PARAMETERS = (
 )
 
 
-def _heads_per_slice(c: Candidate) -> int:
-    return -(-c.problem.group // int(c["head_slices"]))
-
-
-def _token_groups(c: Candidate) -> int:
-    """Groups of lanes that each take tokens of their own."""
-    slices = c["subgroups"] // c["head_slices"]
-    return int(slices * (c["subgroup_size"] // c["lanes_per_token"]))
-
-
 def _granule(c: Candidate) -> int:
     """Tokens one workgroup takes a step."""
-    if c["staging"] == "shared":
-        return int(c["tile_tokens"])
-    return _token_groups(c) * int(c["tokens_unrolled"])
+    return matrix.granule(c) if matrix.by_matrix(c.values) else lanes.granule(c)
 
 
 def _plan(c: Candidate) -> SplitPlan:
@@ -146,22 +153,6 @@ def _plan(c: Candidate) -> SplitPlan:
     )
 
 
-def _row_words(head_size: int) -> int:
-    return head_size // 4 + 1
-
-
-def _shared_words(c: Candidate) -> int:
-    """Words of the one shared array: the staged tile, later reused by the final merge."""
-    head_size = c.problem.head_size
-    tile = 2 * c["tile_tokens"] * _row_words(head_size) if c["staging"] == "shared" else 0
-    merged = c["subgroups"] * _heads_per_slice(c) * (head_size + 2) if _merges(c) else 0
-    return int(max(tile, merged))
-
-
-def _merges(c: Candidate) -> bool:
-    return bool(c["subgroups"] > c["head_slices"])
-
-
 def _check_head_size(c: Candidate) -> str | None:
     if c.problem.head_size % 4:
         return f"head size {c.problem.head_size} is no multiple of 4, the codes of one word"
@@ -173,17 +164,17 @@ def _check_head_size(c: Candidate) -> str | None:
     return None
 
 
-def _check_features(c: Candidate) -> str | None:
-    device = c.device
-    if c["strategy"] == "baseline":
-        return None
-    missing = {"basic", "shuffle"} - set(device.subgroup_operations)
-    if missing:
+def _check_subgroups(c: Candidate) -> str | None:
+    missing = {"basic", "shuffle"} - set(c.device.subgroup_operations)
+    if c["strategy"] != "baseline" and missing:
         return f"the device has no subgroup operations of kind {', '.join(sorted(missing))}"
-    if c["strategy"] == "packed_f16" and not device.float16:
-        return "packed_f16 needs 16-bit float arithmetic (shaderFloat16)"
-    if c["strategy"] == "int_dot" and not device.integer_dot_product:
-        return "int_dot needs shaderIntegerDotProduct"
+    return None
+
+
+def _check_groups(c: Candidate) -> str | None:
+    groups, limit = c.problem.sequences, c.device.max_workgroup_count[2]
+    if groups > limit:
+        return f"{groups} sequences, the device allows {limit} workgroups in z"
     return None
 
 
@@ -201,17 +192,6 @@ def _check_subgroup_size(c: Candidate) -> str | None:
     return None
 
 
-def _check_lanes(c: Candidate) -> str | None:
-    if c["strategy"] == "baseline":
-        return None
-    lanes, words = c["lanes_per_token"], c.problem.head_size // 4
-    if lanes > c["subgroup_size"]:
-        return f"{lanes} lanes per token are more than the subgroup's {c['subgroup_size']}"
-    if words % lanes:
-        return f"{lanes} lanes cannot share the {words} words of a token evenly"
-    return None
-
-
 def _check_workgroup(c: Candidate) -> str | None:
     if c["strategy"] == "baseline":
         return None
@@ -222,81 +202,15 @@ def _check_workgroup(c: Candidate) -> str | None:
     return None
 
 
-def _check_head_slices(c: Candidate) -> str | None:
-    if c["head_slices"] > min(c["subgroups"], c.problem.group):
-        return (
-            f"{c['head_slices']} head slices need as many subgroups (here {c['subgroups']}) and "
-            f"query heads per KV head (here {c.problem.group})"
-        )
-    return None
-
-
-def _check_registers(c: Candidate) -> str | None:
-    if c["strategy"] == "baseline":
-        return None
-    dims = c.problem.head_size // c["lanes_per_token"]
-    query_share = {"scalar_f32": 1.0, "packed_f16": 0.5, "int_dot": c["query_terms"] / 4}
-    values = _heads_per_slice(c) * dims * (1 + query_share[c["strategy"]])
-    codes = c["tokens_unrolled"] * dims / 2
-    if values + codes > MAX_LANE_WORDS:
-        return (
-            f"a lane would hold {values + codes:.0f} words of query, accumulator and codes, the "
-            f"limit is {MAX_LANE_WORDS}: use more lanes_per_token or head_slices"
-        )
-    unrolled = _heads_per_slice(c) * dims // 4 * c["tokens_unrolled"]
-    if unrolled > MAX_UNROLLED_WORDS:
-        return (
-            f"one step would unroll {unrolled} words times heads, the limit is "
-            f"{MAX_UNROLLED_WORDS}: use more lanes_per_token or fewer tokens_unrolled"
-        )
-    return None
-
-
-def _check_tile(c: Candidate) -> str | None:
-    if c["staging"] != "shared":
-        return None
-    step = _token_groups(c) * c["tokens_unrolled"]
-    if c["tile_tokens"] % step:
-        return f"a tile of {c['tile_tokens']} tokens is no multiple of the {step} of one step"
-    return None
-
-
-def _check_load_words(c: Candidate) -> str | None:
-    if c["load_words"] == 1:
-        return None
-    block, words = c.problem.block_size, _row_words(c.problem.head_size)
-    if block * words % 4:
-        return f"a block of {block} x {words} words is no multiple of 16 bytes"
-    if c["tile_tokens"] % block:
-        return f"a tile of {c['tile_tokens']} tokens is no multiple of the block of {block}"
-    return None
-
-
-def _check_shared_memory(c: Candidate) -> str | None:
-    if c["strategy"] == "baseline":
-        return None
-    needed, limit = 4 * _shared_words(c), c.device.max_shared_memory_bytes
-    if needed > limit:
-        return f"needs {needed} bytes of shared memory, the device has {limit}"
-    return None
-
-
 def _check_split(c: Candidate) -> str | None:
     if c["strategy"] == "baseline":
         return None
     policy = c["split"]
     if policy.startswith("device:") and c.device.compute_units is None:
         return f"{policy} needs the number of compute units, which this driver does not tell"
-    count = _plan(c).count
-    if count > MAX_SPLITS:
-        return f"{policy} makes {count} splits, the limit is {MAX_SPLITS}"
-    return None
-
-
-def _check_groups(c: Candidate) -> str | None:
-    groups, limit = c.problem.sequences, c.device.max_workgroup_count[2]
-    if groups > limit:
-        return f"{groups} sequences, the device allows {limit} workgroups in z"
+    parts = _plan(c).parts
+    if parts > MAX_SPLITS:
+        return f"{policy} makes {parts} splits, the limit is {MAX_SPLITS}"
     return None
 
 
@@ -311,52 +225,14 @@ def _check_combine(c: Candidate) -> str | None:
 
 CONSTRAINTS = (
     Constraint(needs=("strategy",), check=_check_head_size),
-    Constraint(needs=("strategy",), check=_check_features),
+    Constraint(needs=("strategy",), check=_check_subgroups),
     Constraint(needs=("strategy",), check=_check_groups),
     Constraint(needs=("strategy", "subgroup_size"), check=_check_subgroup_size),
     Constraint(needs=("strategy", "subgroup_size", "subgroups"), check=_check_workgroup),
-    Constraint(needs=("strategy", "subgroup_size", "lanes_per_token"), check=_check_lanes),
-    Constraint(needs=("strategy", "subgroups", "head_slices"), check=_check_head_slices),
+    *lanes.CONSTRAINTS,
+    *matrix.CONSTRAINTS,
     Constraint(
-        needs=(
-            "strategy",
-            "lanes_per_token",
-            "tokens_unrolled",
-            "head_slices",
-            "query_terms",
-        ),
-        check=_check_registers,
-    ),
-    Constraint(
-        needs=(
-            "staging",
-            "subgroup_size",
-            "subgroups",
-            "lanes_per_token",
-            "tokens_unrolled",
-            "tile_tokens",
-            "head_slices",
-        ),
-        check=_check_tile,
-    ),
-    Constraint(needs=("load_words", "tile_tokens"), check=_check_load_words),
-    Constraint(
-        needs=("strategy", "staging", "subgroups", "tile_tokens", "head_slices"),
-        check=_check_shared_memory,
-    ),
-    Constraint(
-        needs=(
-            "strategy",
-            "staging",
-            "subgroup_size",
-            "subgroups",
-            "lanes_per_token",
-            "tokens_unrolled",
-            "tile_tokens",
-            "head_slices",
-            "split",
-        ),
-        check=_check_split,
+        needs=(*lanes.GRANULE_NEEDS, "matrix_shape", "tiles_unrolled", "split"), check=_check_split
     ),
     Constraint(needs=("split", "combine_slices"), check=_check_combine),
 )
@@ -388,6 +264,8 @@ PUSH_FIELDS = (
 def _arithmetic(values: Values) -> ArithmeticClass:
     if values["strategy"] == "packed_f16":
         return "f16"
+    if values["strategy"] == "matrix":
+        return "f16_matrix"
     if values["strategy"] == "int_dot":
         return "int8_one_term" if values["query_terms"] == 1 else "int8_two_terms"
     return "f32"
@@ -397,12 +275,12 @@ def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...
     problem: PagedDecodeProblem = c.problem
     plan = _plan(c)
     push = {field.name: scalars[field.name] for field in PUSH_FIELDS if field.name in scalars}
-    push |= {"num_splits": plan.count, "tokens_per_split": plan.tokens}
+    push |= {"num_splits": plan.parts, "tokens_per_split": plan.tokens}
     shape = {
         "head_size": problem.head_size,
         "block_size": problem.block_size,
         "group": problem.group,
-        "splits": plan.count > 1,
+        "splits": plan.parts > 1,
     }
     if c["strategy"] == "baseline":
         groups = (problem.query_heads, problem.sequences, 1)
@@ -417,19 +295,12 @@ def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...
         )
     attend = Pass(
         name="attend",
-        constants=shape
-        | {
-            "heads_per_slice": _heads_per_slice(c),
-            "token_groups": _token_groups(c),
-            "granule": _granule(c),
-            "shared_words": _shared_words(c),
-            "merges": _merges(c),
-        },
+        constants=shape | (matrix if matrix.by_matrix(c.values) else lanes).constants(c),
         push=push,
-        groups=(plan.count, problem.kv_heads, problem.sequences),
+        groups=(plan.parts, problem.kv_heads, problem.sequences),
         subgroup_size=c["subgroup_size"] if c.device.subgroup_size_control else None,
     )
-    if plan.count == 1:
+    if plan.parts == 1:
         return (attend,)
     combine = Pass(
         name="combine",
@@ -441,11 +312,32 @@ def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...
     return (attend, combine)
 
 
+def _dispatch(c: Candidate) -> DispatchRule:
+    per_head = ("query_heads", "sequences", "1")
+    if c["strategy"] == "baseline":
+        return DispatchRule(
+            policy="none",
+            facts={},
+            groups={"baseline": per_head},
+            text="one workgroup per query head and sequence walks the whole context",
+        )
+    units = c.device.compute_units
+    facts = {"granule_tokens": _granule(c)} | ({} if units is None else {"compute_units": units})
+    return DispatchRule(
+        policy=str(c["split"]),
+        facts=facts,
+        groups={"attend": ("num_splits", "kv_heads", "sequences"), "combine": per_head},
+        text="cut the longest context as the policy says (tuner.kernels.splits), in multiples of "
+        "granule_tokens; these kernels are built for "
+        + ("several splits" if _plan(c).parts > 1 else "one split, without a combine pass"),
+    )
+
+
 def _scratch_bytes(c: Candidate) -> dict[str, int]:
     plan, problem = _plan(c), c.problem
-    if plan.count == 1:
+    if plan.parts == 1:
         return {"partials": 4}
-    rows = problem.sequences * problem.query_heads * plan.count
+    rows = problem.sequences * problem.query_heads * plan.parts
     return {"partials": 4 * rows * (problem.head_size + 2)}
 
 
@@ -464,6 +356,32 @@ def _start(**values: int | str) -> Values:
     return neutral | values
 
 
+STARTS = tuple(
+    _start(
+        strategy="matrix",
+        subgroup_size=size,
+        matrix_shape=shape,
+        subgroups=4,
+        tiles_unrolled=tiles,
+        split="device:4",
+        combine_slices=2,
+    )
+    for size, shape in ((32, "16x8x16"), (32, "16x16x16"), (64, "16x16x16"), (8, "8x8x8"))
+    for tiles in (2, 1)
+) + tuple(
+    _start(
+        strategy=strategy,
+        subgroup_size=size,
+        subgroups=4,
+        lanes_per_token=shared,
+        tokens_unrolled=4,
+        split="device:4",
+        combine_slices=2,
+    )
+    for strategy in ("packed_f16", "scalar_f32")
+    for size, shared in ((32, 8), (64, 8), (16, 8), (8, 8), (8, 4))
+)
+
 PAGED_DECODE_Q8 = Family(
     name="paged_decode_q8",
     summary="decode attention over a paged int8 KV cache (token-major words, one scale a vector)",
@@ -474,19 +392,7 @@ PAGED_DECODE_Q8 = Family(
     bindings=BINDINGS,
     push_fields=PUSH_FIELDS,
     baseline=_start(strategy="baseline"),
-    starts=tuple(
-        _start(
-            strategy=strategy,
-            subgroup_size=size,
-            subgroups=4,
-            lanes_per_token=lanes,
-            tokens_unrolled=4,
-            split="device:4",
-            combine_slices=2,
-        )
-        for strategy in ("packed_f16", "scalar_f32")
-        for size, lanes in ((32, 8), (64, 8), (16, 8), (8, 8), (8, 4))
-    ),
+    starts=STARTS,
     arithmetic=_arithmetic,
     passes=_passes,
     scratch_bytes=_scratch_bytes,
@@ -495,4 +401,6 @@ PAGED_DECODE_Q8 = Family(
     sampled_reference=sampled_decode_reference,
     validation_cases=validation_cases,
     bytes_moved=_bytes_moved,
+    scalars=timing_scalars,
+    dispatch=_dispatch,
 )

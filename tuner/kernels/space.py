@@ -7,8 +7,8 @@ Parameters are taken in declared order, so `Parameter.used` may read only those 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -43,22 +43,24 @@ def legal(family: Family, problem: Problem, device: DeviceInfo) -> Variants:
     codes = bytearray(len(family.parameters))
     found = bytearray()
 
+    last = len(codes) - 1
+
     def descend(depth: int) -> None:
-        if depth == len(codes):
-            found.extend(codes)
-            return
         parameter, rules = family.parameters[depth], at[depth]
         used = parameter.used is None or parameter.used(chosen)
         for code, value in enumerate(parameter.values if used else parameter.values[:1]):
             chosen[parameter.name], codes[depth] = value, code
             for rule in rules:
-                if rule.reason(chosen) is not None:
+                if rule.forbids(chosen):
                     break
             else:
-                descend(depth + 1)
+                if depth < last:
+                    descend(depth + 1)
+                else:
+                    found.extend(codes)
         del chosen[parameter.name]
 
-    if all(rule.reason(chosen) is None for rule in before):
+    if not any(rule.forbids(chosen) for rule in before):
         descend(0)
     domains = {parameter.name: parameter.values for parameter in family.parameters}
     return Variants(domains, np.frombuffer(bytes(found), np.uint8))
@@ -157,22 +159,27 @@ class _Known(dict[str, Any]):
         )
 
 
-@dataclass(slots=True)
 class _Rule:
     """A constraint on one problem and device, remembering its answers by the values it needs."""
 
-    constraint: Constraint
-    problem: Problem
-    device: DeviceInfo
-    _answers: dict[tuple[Value, ...], str | None] = field(default_factory=dict)
+    def __init__(self, constraint: Constraint, problem: Problem, device: DeviceInfo) -> None:
+        self._constraint, self._problem, self._device = constraint, problem, device
+        needs = constraint.needs
+        self._key: Callable[[Values], Any] = itemgetter(*needs) if needs else lambda _values: None
+        self._forbidden: dict[Any, bool] = {}
+
+    def forbids(self, values: Values) -> bool:
+        """Whether these values are illegal; the same needed values are asked about only once."""
+        key = self._key(values)
+        known = self._forbidden.get(key)
+        if known is None:
+            known = self._forbidden[key] = self.reason(values) is not None
+        return known
 
     def reason(self, values: Values) -> str | None:
-        needs = self.constraint.needs
-        key = tuple([values[name] for name in needs])
-        if key not in self._answers:
-            known = _Known(zip(needs, key, strict=True))
-            self._answers[key] = self.constraint.check(Candidate(known, self.problem, self.device))
-        return self._answers[key]
+        """Why these values are illegal, None if they are not."""
+        known = _Known((name, values[name]) for name in self._constraint.needs)
+        return self._constraint.check(Candidate(known, self._problem, self._device))
 
 
 def _rules_by_depth(

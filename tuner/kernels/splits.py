@@ -35,9 +35,9 @@ POLICIES = (
 
 
 class SplitPlan(NamedTuple):
-    """How the longest context is cut: `count` parts of `tokens` tokens, the last may be shorter."""
+    """How the longest context is cut: `parts` parts of `tokens` tokens, the last may be shorter."""
 
-    count: int
+    parts: int
     tokens: int
 
 

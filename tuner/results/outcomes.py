@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tuner.kernels.base import Values
 
 FINAL = "final"
-"""The note of records that `tuner.evaluate` made by timing the best variants once more, in turns."""
+"""The note of records that `tuner.evaluate` makes by timing the best variants again, in turns."""
 
 BaselineOf: TypeAlias = "Callable[[str], Values | None]"
 

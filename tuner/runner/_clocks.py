@@ -47,7 +47,8 @@ class Timestamps:
 class DeviceClock:
     """Times launches by timestamps, all launches of a `run` in one submission.
 
-    The first stamp waits for all earlier work, the second for the launch: nothing else is between.
+    A sample's first stamp waits for all earlier work, its second for the launch: between them are
+    the passes and the barriers between passes, and nothing else.
     """
 
     capacity = _CAPACITY
@@ -67,8 +68,10 @@ class DeviceClock:
         TRANSFER_TO_COMPUTE.record(recording)
         lib.vkCmdWriteTimestamp(recording, _ALL_COMMANDS, pool, 0)
         for _ in range(warmup):
+            COMPUTE_TO_COMPUTE.record(recording)
             self._record_launch(recording)
         for query in range(1, count, 2):
+            COMPUTE_TO_COMPUTE.record(recording)
             lib.vkCmdWriteTimestamp(recording, _ALL_COMMANDS, pool, query)
             self._record_launch(recording)
             lib.vkCmdWriteTimestamp(recording, _ALL_COMMANDS, pool, query + 1)
@@ -77,7 +80,6 @@ class DeviceClock:
         return self._timed(self._timestamps.read(count))
 
     def _record_launch(self, recording: Any) -> None:
-        COMPUTE_TO_COMPUTE.record(recording)
         self._launch.record(recording, self._next_copy)
         self._next_copy = (self._next_copy + 1) % self._launch.copies
 

@@ -71,7 +71,7 @@ Faults = Callable[[Call], TunerError | None]
 """The error that a call shall raise, None for none."""
 
 
-def zeros(job: Job, workload: Workload) -> dict[str, Array]:  # noqa: ARG001 - an Outputs
+def zeros(job: Job, workload: Workload) -> dict[str, Array]:
     """Every output zero."""
     return {name: np.zeros(s.shape, s.dtype) for name, s in workload.outputs.items()}
 

@@ -7,8 +7,11 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from tuner import _vk
 from tuner._memory import Memory
+from tuner.compile import Compiler
 from tuner.device import open_device
 from tuner.device_info import DeviceInfo
 from tuner.errors import UnknownNameError, UsageError
@@ -21,6 +24,7 @@ from tuner.runner._pipelines import Pipelines
 from tuner.runner._resident import Guarded, Scratch, Workload, record_fresh
 from tuner.runner._sampling import take_samples
 from tuner.runner._staging import Staging
+from tuner.runner.matrix_probe import probe_layouts
 from tuner.runner.protocol import (
     Array,
     Bandwidth,
@@ -78,13 +82,17 @@ class VulkanRunner:
             stack.callback(self._pipelines.close)
             self._workloads: dict[str, Workload] = {}
             stack.callback(self._unload_all)
+            self._closed = False
+            self._info = device.info
+            if device.info.cooperative_matrix:
+                layouts = probe_layouts(self, Compiler())
+                self._info = msgspec.structs.replace(device.info, matrix_layouts=layouts)
             self._teardown = stack.pop_all()
-        self._closed = False
 
     @property
     def info(self) -> DeviceInfo:
         """The device's snapshot."""
-        return self._device.info
+        return self._info
 
     def load(
         self,
@@ -142,7 +150,7 @@ class VulkanRunner:
         launch, copies = self._launch(job, self._resident(workload).copies)
         try:
             self._commands.run("poisoning", lambda recording: _record_poison(recording, copies))
-            has_timestamps = self.info.timestamp_valid_bits > 0
+            has_timestamps = self._device.info.timestamp_valid_bits > 0
             taken = take_samples(
                 DeviceClock(self._timestamps, self._commands, launch)
                 if has_timestamps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from threading import Lock
@@ -71,6 +72,8 @@ class Desk:
         self._items: list[Item] = []
         self._lock = Lock()
         self._booked = since
+        self.exhausted = False
+        """Whether every legal variant has been proposed."""
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -83,11 +86,17 @@ class Desk:
         with self._lock:
             self._items.remove(item)
 
-    def refill(self) -> None:
-        """Propose variants and have them prepared, up to the look-ahead."""
+    def refill(self, time_for: Callable[[int], bool]) -> None:
+        """Propose variants and have them prepared, up to the look-ahead.
+
+        `time_for` tells whether there is time for a variant behind so many others.
+        """
         while len(self.items) < self._look_ahead and self._limit != 0:
+            if not time_for(len(self.items)):
+                return
             proposal = self._proposer.next()
             if proposal is None:
+                self.exhausted = True
                 return
             trial_id = self._log.start(proposal.values)
             item = Item(proposal, trial_id, self._pool.submit(self._ready, proposal.values))

@@ -89,12 +89,12 @@ class _Loop:
     taken: tuple[Item, ...] = ()
 
     def run(self) -> Ending:
-        booking: Future[None] = self.clerk.submit(self.desk.refill)
+        booking: Future[None] = self.clerk.submit(self.desk.refill, self._time_for)
         try:
             while (ending := self._ending()) is None:
                 item = self._next_item(booking)
                 if item is None:
-                    ending = self._ending() or "exhausted"
+                    ending = self._ending() or ("exhausted" if self.desk.exhausted else "seconds")
                     break
                 record, known = self._try(item, booking)
                 # At most one booking is open, so that an error in keeping the study stops the run.
@@ -176,4 +176,14 @@ class _Loop:
         self.desk.book(item, record, known=known)
         # With the CPU as device, a batch is prepared, then tried, in turns.
         if self.overlap or not self.desk.items:
-            self.desk.refill()
+            self.desk.refill(self._time_for)
+
+    def _time_for(self, waiting: int) -> bool:
+        """Whether a variant behind `waiting` others would still get the device."""
+        tally = self.tally
+        if self.interrupts.asked:
+            return False
+        if tally.deadline is None:
+            return True
+        each = tally.busy_seconds / max(1, tally.measured)
+        return time.monotonic() + waiting * each < tally.deadline

@@ -79,12 +79,14 @@ def tune(
             run.progress.problem_finished(result)
             if result.ended in ("interrupted", "device lost"):
                 break
-    run.close()
+    lost = next((r.error for r in run.results if r.ended == "device lost"), None)
+    if lost is None:
+        run.close()
     return RunResult(
         problems=tuple(run.results),
         interrupted=interrupts.asked,
         seconds=time.monotonic() - started,
-        error=next((r.error for r in run.results if r.ended == "device lost"), None),
+        error=lost,
     )
 
 
@@ -132,11 +134,11 @@ class _Run:
         )
         turn.take_stock(self._seconds_left(index))
         self.progress.problem_started(tally.status())
-        try:
-            return turn.play(self._neighbours(family), interrupts)
-        finally:
+        result = turn.play(self._neighbours(family), interrupts)
+        self.spent_seconds += log.seconds
+        if result.ended != "device lost":
             turn.evaluator.close()
-            self.spent_seconds += log.seconds
+        return result
 
     def close(self) -> None:
         """Unload the validation cases."""

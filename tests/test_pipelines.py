@@ -1,0 +1,137 @@
+"""Jobs made ready: what is refused beforehand, what reaches the driver, what it tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from tests.small_kernels import job, kernel, operands, outputs, run, spirv, step
+from tuner.errors import UsageError
+from tuner.runner.protocol import Job, JobPass, OutputSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tuner.runner.vulkan import VulkanRunner
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"subgroup_size": 4096}, "subgroup size 4096, the device offers"),
+        ({"groups": (1, 2**31 + 1, 1)}, "workgroups, the device takes"),
+    ],
+)
+def test_what_breaks_a_limit_is_refused_with_the_limit(
+    loaded_runner: VulkanRunner, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        loaded_runner.prepare(job(step("scale", **fields)))
+
+
+@pytest.mark.parametrize("code", [b"", b"not SPIR-V at all!!", b"\x03\x02\x23\x07x"])
+def test_bytes_that_are_no_spirv_never_reach_the_driver(
+    loaded_runner: VulkanRunner, code: bytes
+) -> None:
+    made = JobPass(name="junk", spirv=code, push=b"", groups=(1, 1, 1))
+    with pytest.raises(UsageError, match="no SPIR-V"):
+        loaded_runner.prepare(Job(passes=(made,), bindings=("a",), scratch_bytes={}))
+
+
+def test_a_binding_without_a_buffer_is_named(loaded_runner: VulkanRunner) -> None:
+    made = msgspec.structs.replace(job(step("scale")), bindings=("a", "t", "elsewhere"))
+    loaded_runner.prepare(made)
+    with pytest.raises(UsageError, match="'elsewhere'"):
+        loaded_runner.execute(made, "w")
+    loaded_runner.release(made)
+
+
+def test_a_required_subgroup_size_reaches_the_kernel(loaded_runner: VulkanRunner) -> None:
+    if not loaded_runner.info.subgroup_size_control:
+        pytest.skip("this device has no control over the subgroup size")
+    source = """#version 460
+    #extension GL_KHR_shader_subgroup_basic : require
+    layout(local_size_x = 64) in;
+    layout(set = 0, binding = 0, std430) buffer O { uint o[]; };
+    void main() { o[gl_GlobalInvocationID.x] = gl_SubgroupSize; }
+    """
+    loaded_runner.load("sizes", {}, {"o": OutputSpec(shape=(64,), dtype="uint32")})
+    for size in {loaded_runner.info.min_subgroup_size, loaded_runner.info.max_subgroup_size}:
+        asking = JobPass(
+            name="ask", spirv=spirv(source), push=b"", groups=(1, 1, 1), subgroup_size=size
+        )
+        made = Job(passes=(asking,), bindings=("o",), scratch_bytes={})
+        assert (run(loaded_runner, made, "sizes").outputs["o"] == size).all()
+    loaded_runner.unload("sizes")
+
+
+def test_the_width_of_a_workgroup_is_read_from_spirv() -> None:
+    from tuner.runner._pipelines import local_size_x
+
+    assert local_size_x(kernel("scale")) == 64
+    assert local_size_x(kernel("scale")[:20]) == 1
+
+
+def test_statistics_are_translated_whatever_their_format(
+    loaded_runner: VulkanRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tuner import _vk
+
+    told = [("Register Count", 2, "u64", 96), ("Spilled", 0, "b32", 1), ("Waves", 3, "f64", 2.5)]
+
+    def statistics(_device: object, _info: object, count: Any, items: Any) -> int:
+        count[0] = len(told)
+        for number, (name, form, field, value) in enumerate(told if items else []):
+            assert items[number].sType
+            items[number].name = name.encode()
+            items[number].format = form
+            setattr(items[number].value, field, value)
+        return 0
+
+    vocal = msgspec.structs.replace(loaded_runner.info, pipeline_executable_properties=True)
+    monkeypatch.setattr(loaded_runner._device, "info", vocal)
+    monkeypatch.setattr(loaded_runner._device, "procedure", lambda _name: statistics)
+    kept = loaded_runner._pipelines._statistics(_vk.NULL)
+    assert kept == {"Register Count": 96, "Spilled": 1, "Waves": 2.5}
+
+
+def test_the_drivers_statistics_are_kept(loaded_runner: VulkanRunner) -> None:
+    if not loaded_runner.info.pipeline_executable_properties:
+        pytest.skip("this driver has no statistics")
+    scale = job(step("scale"))
+    (statistics,) = loaded_runner.prepare(scale).statistics
+    loaded_runner.release(scale)
+    assert statistics.name == "scale"
+    assert statistics.statistics
+
+
+def test_pipelines_are_kept_for_the_next_process(
+    open_runner: Callable[..., VulkanRunner], tmp_path: Path
+) -> None:
+    folder = tmp_path / "cache"
+    for _ in range(2):
+        runner = open_runner(cache_dir=folder)
+        runner.load("w", operands(), outputs())
+        output = run(runner, job(step("scale"))).outputs["o"]
+        np.testing.assert_array_equal(output, 2.0 * operands()["a"])
+        runner.close()
+        (kept,) = folder.iterdir()
+        assert kept.stat().st_size > 16
+
+
+def test_a_damaged_or_unwritable_cache_does_no_harm(
+    open_runner: Callable[..., VulkanRunner], tmp_path: Path
+) -> None:
+    open_runner(cache_dir=tmp_path).close()
+    (kept,) = tmp_path.iterdir()
+    kept.write_bytes(kept.read_bytes()[:20] + b"junk")
+    runner = open_runner(cache_dir=tmp_path)
+    runner.prepare(job(step("scale")))
+    runner.close()
+    blocked = tmp_path / "file"
+    blocked.write_text("a file where the folder should be")
+    open_runner(cache_dir=blocked).close()

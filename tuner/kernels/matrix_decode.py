@@ -1,0 +1,217 @@
+"""Decode on matrix units: fragments of cooperative matrices are built in registers from codes.
+
+Geometry and constraints of the strategy matrix. Legal only where the element mapping was probed
+and lets a lane take whole words (`tuner.kernels.fragments`).
+"""
+
+from __future__ import annotations
+
+import functools
+
+from tuner.device_info import DeviceInfo, Fragment, MatrixLayout
+from tuner.kernels.base import Candidate, Constraint, Values
+from tuner.kernels.fragments import FragmentPlan, fragment_plan
+from tuner.kernels.lane_decode import row_words
+
+SHAPES = ("16x8x16", "16x16x16", "8x8x8", "8x8x16", "8x16x16", "16x8x8")
+MAX_HEAD_TILES = 4
+MAX_LANE_WORDS = 224
+"""32-bit words of accumulators, query and codes one lane may hold: GPUs give it 128 to 256."""
+WEIGHT_PADDING = 8
+"""Added to each head's row of weights in shared memory: its rows start in different banks."""
+LAG = 8
+"""How far, in powers of two, the reference of the softmax may lag behind the maximum."""
+
+
+def by_matrix(values: Values) -> bool:
+    """Whether the strategy is this module's."""
+    return values["strategy"] == "matrix"
+
+
+def granule(c: Candidate) -> int:
+    """Tokens one workgroup takes a step."""
+    return _tile_rows(c) * int(c["tiles_unrolled"]) * int(c["subgroups"])
+
+
+def constants(c: Candidate) -> dict[str, object]:
+    """What the template of the attend pass needs beside the parameters."""
+    layout = _required_layout(c)
+    rows, columns, elements = _score_elements(layout.c)
+    return {
+        "plan": _required_plan(c),
+        "scores": layout,
+        "outputs": layout,
+        "tile_rows": layout.shape.m,
+        "tile_columns": layout.shape.n,
+        "head_tiles": _head_tiles(c),
+        "score_rows": rows,
+        "score_columns": columns,
+        "score_elements": elements,
+        "column_masks": _sharing_masks(layout.c.lane_column),
+        "row_words": row_words(c.problem.head_size),
+        "shared_words": _pool_words(c),
+        "padding": WEIGHT_PADDING,
+        "slack": LAG if c["rescale"] == "lagging" else 0,
+    }
+
+
+def _layout(values: Values, device: DeviceInfo) -> MatrixLayout | None:
+    for layout in device.matrix_layouts:
+        shape = layout.shape
+        if f"{shape.m}x{shape.n}x{shape.k}" == values["matrix_shape"] and shape.a_type == "float16":
+            return layout
+    return None
+
+
+def _required_layout(c: Candidate) -> MatrixLayout:
+    layout = _layout(c.values, c.device)
+    assert layout is not None, "asked of an illegal candidate"
+    return layout
+
+
+@functools.lru_cache(maxsize=256)
+def _plan_of(layout: MatrixLayout, head_size: int, staged: bool) -> FragmentPlan | str:
+    return fragment_plan(
+        layout, layout, head_size=head_size, row_words=row_words(head_size), staged=staged
+    )
+
+
+def _plan(c: Candidate) -> FragmentPlan | str:
+    return _plan_of(_required_layout(c), c.problem.head_size, c["staging"] == "shared")
+
+
+def _required_plan(c: Candidate) -> FragmentPlan:
+    plan = _plan(c)
+    assert not isinstance(plan, str), "asked of an illegal candidate"
+    return plan
+
+
+def _tile_rows(c: Candidate) -> int:
+    return int(str(c["matrix_shape"]).split("x")[0])
+
+
+def _head_tiles(c: Candidate) -> int:
+    return int(-(-c.problem.group // int(str(c["matrix_shape"]).split("x")[1])))
+
+
+def _score_elements(
+    fragment: Fragment,
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int, int], ...]]:
+    """Distinct row and column offsets of an accumulator, and (element, row, column) numbers."""
+    rows = tuple(dict.fromkeys(fragment.element_row))
+    columns = tuple(dict.fromkeys(fragment.element_column))
+    places = zip(fragment.element_row, fragment.element_column, strict=True)
+    return rows, columns, tuple(
+        (element, rows.index(row), columns.index(column))
+        for element, (row, column) in enumerate(places)
+    )
+
+
+def _sharing_masks(lane_base: tuple[int, ...]) -> tuple[int, ...]:
+    """The bits of a lane's number that do not change its base: lanes that share columns."""
+    lanes = range(len(lane_base))
+    bits = (1 << bit for bit in range(len(lane_base).bit_length() - 1))
+    return tuple(m for m in bits if all(lane_base[i] == lane_base[i ^ m] for i in lanes))
+
+
+def _pool_words(c: Candidate) -> int:
+    """Words of the shared array of rows and, later, of the merge of subgroups."""
+    head_size = c.problem.head_size
+    tokens = _tile_rows(c) * c["tiles_unrolled"]
+    rows = 2 * tokens * row_words(head_size) if c["staging"] == "shared" else 0
+    return int(c["subgroups"] * max(rows, c.problem.group * (head_size + 2)))
+
+
+def _check_features(c: Candidate) -> str | None:
+    if not by_matrix(c.values):
+        return None
+    device = c.device
+    if not (device.cooperative_matrix and device.float16 and device.vulkan_memory_model):
+        return "matrix needs KHR cooperative matrices, 16-bit floats and Vulkan's memory model"
+    missing = {"basic", "shuffle", "vote", "arithmetic"} - set(device.subgroup_operations)
+    if missing:
+        return f"the device has no subgroup operations of kind {', '.join(sorted(missing))}"
+    return None
+
+
+def _check_shape(c: Candidate) -> str | None:
+    if not by_matrix(c.values):
+        return None
+    layout = _layout(c.values, c.device)
+    if layout is None:
+        known = ", ".join(
+            f"{i.shape.m}x{i.shape.n}x{i.shape.k}"
+            for i in c.device.matrix_layouts
+            if i.shape.a_type == "float16"
+        )
+        return f"no probed layout of shape {c['matrix_shape']}; the device has: {known or 'none'}"
+    if len(layout.a.lane_row) != c["subgroup_size"]:
+        return f"layouts were probed for subgroups of {len(layout.a.lane_row)} lanes"
+    sharing = 1 << len(_sharing_masks(layout.c.lane_column))
+    if sharing * len(set(layout.c.lane_column)) != len(layout.c.lane_column):
+        return "the lanes that hold one head's scores do not differ in whole bits"
+    if c.problem.block_size % layout.shape.m:
+        return (
+            f"tiles of {layout.shape.m} tokens do not divide the block of {c.problem.block_size}"
+        )
+    if _head_tiles(c) > MAX_HEAD_TILES:
+        return (
+            f"{c.problem.group} query heads per KV head need {_head_tiles(c)} matrices of "
+            f"{layout.shape.n}, the limit is {MAX_HEAD_TILES}"
+        )
+    return None
+
+
+def _check_plan(c: Candidate) -> str | None:
+    if not by_matrix(c.values) or _layout(c.values, c.device) is None:
+        return None
+    plan = _plan(c)
+    if isinstance(plan, str):
+        return plan
+    if c["staging"] == "shared" and _tile_rows(c) * row_words(c.problem.head_size) % 4:
+        return f"rows of {row_words(c.problem.head_size)} words make no tile of 16-byte vectors"
+    return None
+
+
+def _check_registers(c: Candidate) -> str | None:
+    layout = _layout(c.values, c.device) if by_matrix(c.values) else None
+    if layout is None or isinstance(_plan(c), str):
+        return None
+    plan = _required_plan(c)
+    accumulators = _head_tiles(c) * plan.output_tiles * len(layout.c.element_row)
+    query = _head_tiles(c) * plan.steps * len(layout.b.element_row) // 2
+    words = len(plan.key_tokens) * len(plan.key_slots)
+    words += len(plan.value_tokens) * len(plan.value_slots)
+    total = accumulators + query + words * c["tiles_unrolled"]
+    if total > MAX_LANE_WORDS:
+        return (
+            f"a lane would hold {total} words of accumulators, query and codes, the limit is "
+            f"{MAX_LANE_WORDS}: use fewer tiles_unrolled"
+        )
+    return None
+
+
+def _check_shared_memory(c: Candidate) -> str | None:
+    if not by_matrix(c.values) or _layout(c.values, c.device) is None:
+        return None
+    heads = _head_tiles(c) * int(str(c["matrix_shape"]).split("x")[1])
+    tokens = _tile_rows(c) * c["tiles_unrolled"] + WEIGHT_PADDING
+    needed = 4 * _pool_words(c) + 2 * c["subgroups"] * heads * tokens + 4 * heads + 16
+    if needed > c.device.max_shared_memory_bytes:
+        return (
+            f"needs {needed} bytes of shared memory, the device has "
+            f"{c.device.max_shared_memory_bytes}"
+        )
+    return None
+
+
+_BASE = ("strategy", "subgroup_size", "matrix_shape")
+CONSTRAINTS = (
+    Constraint(needs=("strategy",), check=_check_features),
+    Constraint(needs=_BASE, check=_check_shape),
+    Constraint(needs=(*_BASE, "staging"), check=_check_plan),
+    Constraint(needs=(*_BASE, "staging", "tiles_unrolled"), check=_check_registers),
+    Constraint(
+        needs=(*_BASE, "staging", "tiles_unrolled", "subgroups"), check=_check_shared_memory
+    ),
+)

@@ -1,0 +1,92 @@
+"""Probes which elements of a cooperative matrix each lane holds: the API leaves that open.
+
+Kernels that build fragments in registers need it; they are legal only where the mapping is
+separable into a part of the lane and a part of the element (`tuner.device_info.Fragment`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tuner import templates
+from tuner.compile import Compiler
+from tuner.device_info import DeviceInfo, Fragment, MatrixLayout, MatrixShape
+from tuner.runner.protocol import Array, Job, JobPass, OutputSpec, Runner
+
+SLOTS = 64
+"""Elements of one operand a lane may hold; a shape with more of them is not probed."""
+_GLSL_TYPES = {"float16": "float16_t", "float32": "float", "int8": "int8_t", "int32": "int"}
+_PROBED = {("float16", "float16", "float32", "float32"), ("int8", "int8", "int32", "int32")}
+
+
+def probe_layouts(runner: Runner, compiler: Compiler) -> tuple[MatrixLayout, ...]:
+    """Layouts of the shapes with 16-bit float or 8-bit integer operands and 32-bit accumulators.
+
+    Shapes whose mapping is not separable are left out.
+
+    Raises:
+        VulkanError: the device refuses a probe.
+    """
+    found = []
+    for shape in runner.info.cooperative_matrix_shapes:
+        types = (shape.a_type, shape.b_type, shape.c_type, shape.result_type)
+        if types in _PROBED and shape.scope == "subgroup" and not shape.saturating:
+            layout = _probe(runner, compiler, shape)
+            if layout and layout not in found:
+                found.append(layout)
+    return tuple(found)
+
+
+def _probe(runner: Runner, compiler: Compiler, shape: MatrixShape) -> MatrixLayout | None:
+    info: DeviceInfo = runner.info
+    lanes = info.subgroup_size
+    operands = (
+        ("A", _GLSL_TYPES[shape.a_type], shape.m, shape.k),
+        ("B", _GLSL_TYPES[shape.b_type], shape.k, shape.n),
+        ("Accumulator", _GLSL_TYPES[shape.c_type], shape.m, shape.n),
+    )
+    context = {"subgroup_size": lanes, "slots": SLOTS, "operands": operands}
+    rendered = templates.render("matrix_probe.comp.jinja", context)
+    spirv = compiler.compile(rendered, values=context).spirv
+    launch = JobPass(
+        name="probe",
+        spirv=spirv,
+        push=b"",
+        groups=(1, 1, 1),
+        subgroup_size=lanes if info.subgroup_size_control else None,
+    )
+    job = Job(passes=(launch,), bindings=("elements",), scratch_bytes={})
+    output = OutputSpec(shape=(len(operands), 2, 1 + lanes * SLOTS), dtype="float32")
+    runner.load("matrix probe", {}, {"elements": output})
+    try:
+        runner.prepare(job)
+        elements = runner.execute(job, "matrix probe").outputs["elements"]
+    finally:
+        runner.release(job)
+        runner.unload("matrix probe")
+    fragments = [_separate(operand, lanes) for operand in elements]
+    if any(fragment is None for fragment in fragments):
+        return None
+    a, b, c = (fragment for fragment in fragments if fragment is not None)
+    return MatrixLayout(shape=shape, a=a, b=b, c=c)
+
+
+def _separate(operand: Array, lanes: int) -> Fragment | None:
+    """The fragment of one operand, given [rows or columns][1 + lanes * SLOTS] numbers."""
+    count = int(operand[0, 0])
+    if not 0 < count <= SLOTS:
+        return None
+    rows, columns = operand[:, 1:].reshape(2, lanes, SLOTS)[:, :, :count].astype(np.int64)
+    parts = []
+    for numbers in (rows, columns):
+        lane, element = numbers[:, 0], numbers[0] - numbers[0, 0]
+        if not np.array_equal(numbers, lane[:, None] + element):
+            return None
+        parts.append((tuple(lane.tolist()), tuple(element.tolist())))
+    (lane_row, element_row), (lane_column, element_column) = parts
+    return Fragment(
+        lane_row=lane_row,
+        lane_column=lane_column,
+        element_row=element_row,
+        element_column=element_column,
+    )
