@@ -16,7 +16,13 @@ from tuner.errors import NoDeviceError
 if TYPE_CHECKING:
     from tuner.runner.vulkan import VulkanRunner
 
-_VULKAN_FIXTURES = {"vulkan_runner", "loaded_runner", "gpu_runner", "open_runner"}
+_VULKAN_FIXTURES = {
+    "vulkan_selector",
+    "vulkan_runner",
+    "loaded_runner",
+    "gpu_runner",
+    "open_runner",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -21,9 +21,8 @@ def problems(draw: st.DrawFn) -> PagedDecodeProblem:
     sequences = draw(st.integers(1, 9))
     context = draw(st.integers(1, 9_000))
     low = draw(st.integers(1, context))
-    listed = [context] + draw(
-        st.lists(st.integers(0, context), min_size=sequences - 1, max_size=sequences - 1)
-    )
+    others = st.lists(st.integers(0, context), min_size=sequences - 1, max_size=sequences - 1)
+    listed = [context, *draw(others)]
     kv_heads = draw(st.integers(1, 9))
     kinds = ("equal", f"uniform:{low}", f"lognormal:{low}", f"straggler:{low}")
     return PagedDecodeProblem(

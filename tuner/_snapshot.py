@@ -61,45 +61,21 @@ def snapshot(
 ) -> DeviceInfo:
     """Every limit and feature of `DeviceInfo`; features are those that opening would enable."""
     blocks = _properties(physical, extensions)
-    core = blocks["VkPhysicalDeviceProperties2"].properties
-    v11 = blocks["VkPhysicalDeviceVulkan11Properties"]
-    v12 = blocks["VkPhysicalDeviceVulkan12Properties"]
-    kind = _KINDS.get(core.deviceType, "other")
-    limits = core.limits
+    calibrated = {"VK_KHR_calibrated_timestamps", "VK_EXT_calibrated_timestamps"}
     return DeviceInfo(
-        name=_vk.string(core.deviceName),
-        kind=kind,
-        vendor_id=core.vendorID,
-        device_id=core.deviceID,
-        uuid=str(uuid.UUID(bytes=bytes(v11.deviceUUID))),
-        driver_name=_vk.string(v12.driverName),
-        driver_info=_vk.string(v12.driverInfo),
-        driver_version=core.driverVersion,
-        api_version=".".join(map(str, _vk.version(core.apiVersion))),
-        max_workgroup_invocations=limits.maxComputeWorkGroupInvocations,
-        max_workgroup_size=_triple(limits.maxComputeWorkGroupSize),
-        max_workgroup_count=_triple(limits.maxComputeWorkGroupCount),
-        max_shared_memory_bytes=limits.maxComputeSharedMemorySize,
-        max_storage_buffer_bytes=limits.maxStorageBufferRange,
-        max_push_constant_bytes=limits.maxPushConstantsSize,
-        max_storage_buffers=limits.maxPerStageDescriptorStorageBuffers,
-        max_allocation_bytes=v11.maxMemoryAllocationSize,
-        storage_buffer_alignment=limits.minStorageBufferOffsetAlignment,
-        compute_units=_compute_units(blocks, kind),
-        timestamp_valid_bits=timestamp_valid_bits,
-        timestamp_period_ns=limits.timestampPeriod,
-        calibrated_timestamps=not extensions.isdisjoint(
-            {"VK_KHR_calibrated_timestamps", "VK_EXT_calibrated_timestamps"}
-        ),
-        memory_budget="VK_EXT_memory_budget" in extensions,
-        memory_heaps=memory_heaps(physical, budgets="VK_EXT_memory_budget" in extensions),
-        extensions=tuple(sorted(extensions)),
+        **_identity(blocks),
+        **_limits(blocks),
         **_subgroups(blocks, features),
         **_arithmetic(blocks, features),
         **_matrices(instance, physical, features, blocks),
+        timestamp_valid_bits=timestamp_valid_bits,
+        calibrated_timestamps=not extensions.isdisjoint(calibrated),
         shader_clock=features["shaderSubgroupClock"],
         pipeline_executable_properties=features["pipelineExecutableInfo"],
+        memory_budget="VK_EXT_memory_budget" in extensions,
         device_fault=features["deviceFault"],
+        memory_heaps=memory_heaps(physical, budgets="VK_EXT_memory_budget" in extensions),
+        extensions=tuple(sorted(extensions)),
     )
 
 
@@ -156,6 +132,42 @@ def _properties(physical: Any, extensions: frozenset[str]) -> dict[str, Any]:
     _vk.chain([blocks[name] for name, present in names if present])
     _vk.lib.vkGetPhysicalDeviceProperties2(physical, blocks["VkPhysicalDeviceProperties2"])
     return blocks
+
+
+def _identity(blocks: dict[str, Any]) -> dict[str, Any]:
+    core = blocks["VkPhysicalDeviceProperties2"].properties
+    v11 = blocks["VkPhysicalDeviceVulkan11Properties"]
+    v12 = blocks["VkPhysicalDeviceVulkan12Properties"]
+    kind = _KINDS.get(core.deviceType, "other")
+    return {
+        "name": _vk.string(core.deviceName),
+        "kind": kind,
+        "vendor_id": core.vendorID,
+        "device_id": core.deviceID,
+        "uuid": str(uuid.UUID(bytes=bytes(v11.deviceUUID))),
+        "driver_name": _vk.string(v12.driverName),
+        "driver_info": _vk.string(v12.driverInfo),
+        "driver_version": core.driverVersion,
+        "api_version": ".".join(map(str, _vk.version(core.apiVersion))),
+        "compute_units": _compute_units(blocks, kind),
+    }
+
+
+def _limits(blocks: dict[str, Any]) -> dict[str, Any]:
+    limits = blocks["VkPhysicalDeviceProperties2"].properties.limits
+    v11 = blocks["VkPhysicalDeviceVulkan11Properties"]
+    return {
+        "max_workgroup_invocations": limits.maxComputeWorkGroupInvocations,
+        "max_workgroup_size": _triple(limits.maxComputeWorkGroupSize),
+        "max_workgroup_count": _triple(limits.maxComputeWorkGroupCount),
+        "max_shared_memory_bytes": limits.maxComputeSharedMemorySize,
+        "max_storage_buffer_bytes": limits.maxStorageBufferRange,
+        "max_push_constant_bytes": limits.maxPushConstantsSize,
+        "max_storage_buffers": limits.maxPerStageDescriptorStorageBuffers,
+        "max_allocation_bytes": v11.maxMemoryAllocationSize,
+        "storage_buffer_alignment": limits.minStorageBufferOffsetAlignment,
+        "timestamp_period_ns": limits.timestampPeriod,
+    }
 
 
 def _compute_units(blocks: dict[str, Any], kind: DeviceKind) -> int | None:

@@ -252,13 +252,7 @@ def _open_instance(stack: contextlib.ExitStack, *, validation: bool) -> _Instanc
             "run without validation"
         )
     layers = [VALIDATION_LAYER] if validation else []
-    names = {
-        _vk.string(item.extensionName)
-        for item in _vk.listed(
-            _vk.lib.vkEnumerateInstanceExtensionProperties, "VkExtensionProperties", _vk.NULL
-        )
-    }
-    portability = "VK_KHR_portability_enumeration" in names
+    portability = "VK_KHR_portability_enumeration" in _instance_extensions(_vk.NULL)
     extensions = ["VK_KHR_portability_enumeration"] if portability else []
     messages: list[str] = []
     messenger, checks = _vk.NULL, _vk.NULL
@@ -287,6 +281,13 @@ def _open_instance(stack: contextlib.ExitStack, *, validation: bool) -> _Instanc
     return _Instance(handle, messages)
 
 
+def _instance_extensions(layer: Any) -> set[str]:
+    """What the loader and the drivers offer, or, with its C string, a layer."""
+    function = _vk.lib.vkEnumerateInstanceExtensionProperties
+    items = _vk.listed(function, "VkExtensionProperties", layer)
+    return {_vk.string(item.extensionName) for item in items}
+
+
 def _create_instance(info: Any) -> Any:
     out = _vk.ffi.new("VkInstance *")
     code = _vk.lib.vkCreateInstance(info, _vk.NULL, out)
@@ -305,15 +306,7 @@ def _synchronisation_checks(following: Any) -> tuple[str, Any]:
     Layers since 2024 leave out what shaders access unless a setting asks for it; older ones have
     no settings.
     """
-    offered = {
-        _vk.string(item.extensionName)
-        for item in _vk.listed(
-            _vk.lib.vkEnumerateInstanceExtensionProperties,
-            "VkExtensionProperties",
-            _vk.text(VALIDATION_LAYER),
-        )
-    }
-    if "VK_EXT_layer_settings" in offered:
+    if "VK_EXT_layer_settings" in _instance_extensions(_vk.text(VALIDATION_LAYER)):
         settings = [_setting(name) for name in _SYNCHRONISATION_SETTINGS]
         return "VK_EXT_layer_settings", _vk.struct(
             "VkLayerSettingsCreateInfoEXT",

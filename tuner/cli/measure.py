@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tuner.cli import options
-from tuner.cli.output import microseconds, note, percent, print_json, print_table, say
+from tuner.cli.output import bandwidth, microseconds, note, percent, print_json, print_table, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,10 +38,10 @@ def calibrate(
         return
     print_table(
         ("read", "GB/s"),
-        [(f"{nbytes / 2**20:,.0f} MiB", f"{gb_s:,.1f}") for nbytes, gb_s in measured.points],
+        [(f"{nbytes / 2**20:,.0f} MiB", bandwidth(gb_s)) for nbytes, gb_s in measured.points],
         right=("read", "GB/s"),
     )
-    say(f"{measured.device} reads {measured.read_gb_s:,.1f} GB/s ({measured.method})")
+    say(f"{measured.device} reads {bandwidth(measured.read_gb_s)} GB/s ({measured.method})")
 
 
 def bench(
@@ -135,6 +135,7 @@ def _timed(
 
 
 def _print_records(records: Sequence[Record], family: Family, calibration: Calibration) -> None:
+    from tuner.cli.variants import describe
     from tuner.kernels import space
 
     known = dict(space.canonical(family, family.baseline))
@@ -148,10 +149,10 @@ def _print_records(records: Sequence[Record], family: Family, calibration: Calib
         right=("median µs", "interval µs", "samples", "GB/s", "of read", "error", "bound"),
     )
     say()
-    say(f"read bandwidth: {calibration.read_gb_s:,.1f} GB/s ({calibration.method})")
-    for values in dict.fromkeys(space.describe(record.values) for record in records):
-        label = "baseline" if values == space.describe(known) else "variant"
-        say(f"{label}: {values}")
+    say(f"read bandwidth: {bandwidth(calibration.read_gb_s)} GB/s ({calibration.method})")
+    for text in dict.fromkeys(describe(family, record.values) for record in records):
+        label = "baseline" if text == describe(family, known) else "variant"
+        say(f"{label}: {text}")
     for record in records:
         if record.state != "correct":
             note(f"{record.state}: {record.problem.label}: {record.error}")
@@ -163,7 +164,7 @@ def _cells(record: Record) -> tuple[str, ...]:
         microseconds(record.median_ns) if record.state == "correct" else record.state,
         f"{microseconds(record.low_ns)} to {microseconds(record.high_ns)}",
         str(len(record.samples_ns)),
-        "-" if record.gb_s is None else f"{record.gb_s:,.1f}",
+        bandwidth(record.gb_s),
         percent(record.utilisation),
         "-" if check is None else f"{check.error:.1e}",
         "-" if check is None else f"{check.bound:.1e}",

@@ -77,6 +77,13 @@ def microseconds(nanoseconds: float | None) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
+def bandwidth(gb_s: float | None) -> str:
+    """GB/s with three significant digits or more; "-" for none."""
+    if gb_s is None:
+        return "-"
+    return f"{gb_s:,.0f}" if gb_s >= 1000 else f"{gb_s:.3g}"
+
+
 def percent(share: float | None) -> str:
     """A share of 1 as a percentage; "-" for none."""
     return "-" if share is None else f"{100 * share:.1f} %"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Self
 
-from tuner.cli.output import microseconds, note, percent
+from tuner.cli.output import bandwidth, microseconds, note, percent
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -114,7 +114,7 @@ def describe_best(record: Record | None) -> str:
     """A record's time, GB/s and share of the read bandwidth; "-" for none."""
     if record is None or record.gb_s is None:
         return "-"
-    text = f"{microseconds(record.median_ns)} µs, {record.gb_s:,.1f} GB/s"
+    text = f"{microseconds(record.median_ns)} µs, {bandwidth(record.gb_s)} GB/s"
     return text if record.utilisation is None else f"{text} ({percent(record.utilisation)} of read)"
 
 

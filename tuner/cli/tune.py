@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli import options
-from tuner.cli.output import microseconds, note, percent, print_json, print_table, say
+from tuner.cli.output import bandwidth, microseconds, note, percent, print_json, print_table, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,7 +98,7 @@ def tune(
         note(f"{info.name} ({info.driver}): measuring the read bandwidth")
         calibration = calibrate(open_device.runner, session_name())
         store.append_calibration(calibration)
-        note(f"read bandwidth {calibration.read_gb_s:,.1f} GB/s ({calibration.method})")
+        note(f"read bandwidth {bandwidth(calibration.read_gb_s)} GB/s ({calibration.method})")
         journal = storage or store.folder / STUDIES
         result = _search(open_device, tasks, store, journal, settings, calibration)
         written = _write(store, open_device)
@@ -121,7 +121,7 @@ def _tasks(
 
     families = [kernels.family(name) for name in dict.fromkeys(names or ())] or kernels.families()
     problems = choice.problems(on_cpu=info.is_cpu)
-    tasks = [
+    tasks: list[Task] = [
         (family, problem)
         for family in families
         for problem in problems
@@ -230,11 +230,11 @@ def _row(result: ProblemResult) -> tuple[str, ...]:
 
 
 def _variant(result: ProblemResult) -> str:
-    from tuner.kernels import space
+    from tuner.cli.variants import describe
 
     if result.best is None:
         return result.error or "no correct variant"
-    return space.describe(result.best.values)
+    return describe(result.family, result.best.values)
 
 
 def _as_json(

@@ -70,7 +70,23 @@ def chosen_variant(
         nearest = selection.nearest_legal(values, legal)
         changes = {name: value for name, value in nearest.items() if values.get(name) != value}
         reasons = (*reasons, f"nearest legal: change to {space.describe(changes)}")
-    raise IllegalVariantError(family.name, space.describe(values), reasons)
+    raise IllegalVariantError(family.name, describe(family, values), reasons)
+
+
+def describe(family: Family, values: Values) -> str:
+    """The variant as `--set` takes it, without the parameters that mean nothing in it."""
+    from tuner.kernels import space
+
+    return space.describe(meaningful(family, values))
+
+
+def meaningful(family: Family, values: Values) -> Values:
+    """The parameters of a canonical variant that mean something beside the others."""
+    return {
+        parameter.name: values[parameter.name]
+        for parameter in family.parameters
+        if parameter.used is None or parameter.used(values)
+    }
 
 
 def legal_values(variants: Variants, name: str) -> list[Value]:

@@ -202,7 +202,7 @@ def _prepared(evaluator: Evaluator, values: Values) -> PreparedTrial:
 def _print_text(
     info: DeviceInfo, batches: Sequence[_Batch], failed: Sequence[_Finding], messages: Sequence[str]
 ) -> None:
-    from tuner.kernels.space import describe
+    from tuner.cli.variants import describe
 
     say(f"Verified on {info.name} ({info.driver}):")
     print_table(
@@ -223,7 +223,7 @@ def _print_text(
         assert failure is not None
         say(f"\n{failure.state}: {each.batch.family.name} on {each.batch.problem.label}")
         say(f"  {failure.error}")
-        say(f"  {describe(each.values)}")
+        say(f"  {describe(each.batch.family, each.values)}")
     for message in messages:
         say(f"\nvalidation layer: {message}")
     if not failed and not messages:

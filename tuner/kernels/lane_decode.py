@@ -36,8 +36,9 @@ def heads_per_slice(c: Candidate) -> int:
 
 def token_groups(c: Candidate) -> int:
     """Groups of lanes that each take tokens of their own."""
-    slices = c["subgroups"] // c["head_slices"]
-    return int(slices * (c["subgroup_size"] // c["lanes_per_token"]))
+    # At least 1: of an illegal variant every constraint is asked, those that divide by this too.
+    slices = max(1, c["subgroups"] // c["head_slices"])
+    return int(slices * max(1, c["subgroup_size"] // c["lanes_per_token"]))
 
 
 def granule(c: Candidate) -> int:

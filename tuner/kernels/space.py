@@ -42,7 +42,6 @@ def legal(family: Family, problem: Problem, device: DeviceInfo) -> Variants:
     chosen: dict[str, Value] = _Known()
     codes = bytearray(len(family.parameters))
     found = bytearray()
-
     last = len(codes) - 1
 
     def descend(depth: int) -> None:

@@ -1,0 +1,501 @@
+"""The command line as users run it: real processes on a real device, with tiny budgets."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tuner
+from tuner.records import SCHEMA_VERSION
+
+COMMANDS = (
+    "devices",
+    "families",
+    "show",
+    "verify",
+    "calibrate",
+    "bench",
+    "tune",
+    "export",
+    "plot",
+)
+FAMILY = "paged_decode_q8"
+SMALL = "1x256:h8/2:d64"
+"""A problem that every driver ends in milliseconds."""
+TRIALS = 4
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a process left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        assert self.code == 0, self.err
+        return json.loads(self.out)
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of the processes, with a cache of their own."""
+    cache = tmp_path_factory.mktemp("cache")
+    return {**os.environ, "XDG_CACHE_HOME": str(cache), "COLUMNS": "100"}
+
+
+@pytest.fixture(scope="module")
+def run(environment: dict[str, str]) -> Run:
+    """Runs `python -m tuner`; a device is not needed for every command."""
+
+    def run_one(*arguments: object, code: int | None = None, **changes: str) -> Ran:
+        done = subprocess.run(
+            command(arguments),
+            env={**environment, **changes},
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        ran = Ran(done.returncode, done.stdout, done.stderr)
+        assert code is None or ran.code == code, ran
+        return ran
+
+    return run_one
+
+
+@pytest.fixture(scope="module")
+def run_on_device(run: Run, vulkan_selector: str | None) -> Run:
+    """As `run`, on the device under test; the test is skipped where there is none."""
+
+    def run_one(name: str, *arguments: object, **options: Any) -> Ran:
+        device = () if vulkan_selector is None else ("--device", vulkan_selector)
+        return run(name, *arguments, *device, **options)
+
+    return run_one
+
+
+@pytest.fixture(scope="module")
+def tuned(run_on_device: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran]:
+    """The results folder of a small run, and what the run said."""
+    out = tmp_path_factory.mktemp("results")
+    ran = run_on_device("tune", "--shape", SMALL, "--trials", TRIALS, "--out", out, code=0)
+    return out, ran
+
+
+@pytest.fixture
+def copied(tuned: tuple[Path, Ran], tmp_path: Path) -> Path:
+    """A copy of the results that a test may damage."""
+    out = tmp_path / "results"
+    subprocess.run(["cp", "-r", tuned[0], out], check=True)
+    return out
+
+
+def command(arguments: Sequence[object]) -> list[str]:
+    return [sys.executable, "-m", "tuner", *map(str, arguments)]
+
+
+def only_folder(out: Path) -> Path:
+    (folder,) = (path for path in out.iterdir() if path.is_dir())
+    return folder
+
+
+# Help and start-up
+
+
+def test_help_lists_every_command_and_is_fast(run: Run) -> None:
+    shown = run("--help", code=0).out
+    assert [name for name in COMMANDS if f"\n  {name} " not in shown] == []
+    walls, processors = [], []
+    for _ in range(5):
+        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        run("--help", code=0)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        walls.append(time.perf_counter() - started)
+        processors.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(processors) < 0.3
+    assert min(walls) < 0.45, "0.3 s and slack for a busy machine"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys, tuner.cli; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"numpy", "msgspec", "rich", "optuna", "pandas", "matplotlib", "jinja2", "vulkan"}
+    assert heavy & set(done.stdout.split()) == set()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(run: Run, name: str) -> None:
+    shown = run(name, "--help", code=0).out
+    assert f"Usage: tuner {name}" in shown
+    assert "--json" in shown or name == "plot"
+
+
+def test_without_a_command_help_is_shown_as_bad_usage(run: Run) -> None:
+    ran = run(code=2)
+    assert "Usage: tuner" in ran.out + ran.err
+
+
+def test_version(run: Run) -> None:
+    assert run("--version", code=0).out == f"kvtune {tuner.__version__}\n"
+
+
+# What there is
+
+
+def test_devices(run: Run, vulkan_selector: str | None) -> None:
+    found = run("devices", "--json").json()
+    assert {"name", "kind", "driver_name", "subgroup_size", "memory_heaps"} <= set(found[0])
+    assert found[0]["name"] in run("devices", code=0).out
+
+
+def test_families_tells_parameters_and_legal_sizes(run_on_device: Run) -> None:
+    (entry,) = run_on_device("families", FAMILY, "--json", "--shape", SMALL).json()
+    assert 0 < entry["legal_variants"] < entry["combinations"]
+    for parameter in entry["parameters"]:
+        assert parameter["help"]
+        assert set(parameter["legal_values"]) <= set(parameter["values"])
+    shown = run_on_device("families", FAMILY, "--shape", SMALL, code=0).out
+    assert f"{entry['legal_variants']:,}" in shown
+    assert all(parameter["name"] in shown for parameter in entry["parameters"])
+    assert FAMILY in run_on_device("families", code=0).out
+
+
+def test_families_does_without_a_driver(run: Run) -> None:
+    ran = run("families", FAMILY, code=0, **NO_DRIVER)
+    assert "no device" in ran.err
+    assert "strategy = " in ran.out
+
+
+def test_show_prints_glsl_that_names_its_parameters(run_on_device: Run) -> None:
+    ran = run_on_device("show", FAMILY, "--set", "strategy=baseline", "--shape", SMALL, code=0)
+    assert ran.out.startswith(f"// {FAMILY} for 1x256 h8/2 d64 on ")
+    assert "//   --set strategy=baseline\n" in ran.out
+    assert "#version 460" in ran.out
+    shown = run_on_device(
+        "show", FAMILY, "--set", "split=count:2", "--shape", SMALL, "--json"
+    ).json()
+    names = [each["name"] for each in shown["passes"]]
+    assert shown["values"]["split"] == "count:2"
+    assert len(names) == 2
+    only = run_on_device(
+        "show", FAMILY, "--set", "split=count:2", "--shape", SMALL, "--pass", names[1], code=0
+    ).out
+    assert f"// pass {names[1]}:" in only
+    assert f"// pass {names[0]}:" not in only
+
+
+# Bad usage: a message, no traceback, exit code 2
+
+NO_DRIVER = {"VK_DRIVER_FILES": "/nowhere.json", "VK_ICD_FILENAMES": "/nowhere.json"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["tunee"], "No such command 'tunee'"),
+        (["tune", "--trials", "0"], "--trials"),
+        (["tune", "--trials", "many"], "--trials"),
+        (["tune", "--seconds", "-1"], "seconds is -1.0, must be above 0"),
+        (["tune", "--device", "no such card"], "no device matches 'no such card'"),
+        (["tune", "--family", "paged_decode_q9"], "did you mean paged_decode_q8"),
+        (["tune", "--sampler", "tpee"], "did you mean tpe"),
+        (["tune", "--model", "llama-3.1-9b"], "did you mean Llama-3.1-8B"),
+        (["tune", "--model", "phi-4", "--context", "4096,x"], "--context '4096,x': 'x'"),
+        (["tune", "--model", "phi-4", "--lengths", "log"], "lengths 'log'"),
+        (["tune", "--shape", "8x16:h32"], "part 'h32'"),
+        (["tune", "--workload", "h200"], "did you mean h200-decode"),
+        (["tune", "--workload", "absent.toml"], "absent.toml: No such file"),
+        (["families", "paged"], "unknown family 'paged'"),
+        (["show", FAMILY, "--set", "stratgy=baseline"], "did you mean strategy"),
+        (["show", FAMILY, "--set", "strategy=basline"], "did you mean baseline"),
+        (["show", FAMILY, "--set", "strategy"], "write name=value"),
+        (["show", FAMILY, "--pass", "atend"], "did you mean attend"),
+        (["show", FAMILY, "--model", "phi-4", "--sequences", "1,2"], "2 problems where one"),
+        (["verify"], "give one FAMILY or --all-families"),
+        (["verify", FAMILY, "--all-families"], "give one FAMILY or --all-families"),
+        (["verify", FAMILY, "--variants", "some"], "--variants 'some'"),
+        (["bench"], "FAMILY"),
+        (["export", "--format", "json"], "unknown format 'json'"),
+    ],
+)
+def test_bad_usage(run: Run, vulkan_selector: str | None, arguments: list[str], told: str) -> None:
+    ran = run(*arguments, code=2)
+    assert told in ran.err
+    assert "Traceback" not in ran.err
+    assert ran.out == ""
+
+
+def test_an_illegal_variant_is_refused_with_reason_and_way_out(run_on_device: Run) -> None:
+    ran = run_on_device(
+        "bench", FAMILY, "--shape", "1x64:h2/1:d64", "--set", "lanes_per_token=64", code=2
+    )
+    assert "64 lanes" in ran.err
+    assert "nearest legal: change to lanes_per_token=" in ran.err
+
+
+def test_a_malformed_workload_is_refused_with_file_and_line(
+    run: Run, vulkan_selector: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text('[[problem]]\nmodel = "Phi-4"\nsequences = 1\ncontext = "long"\n')
+    assert f"{path}:4: context is 'long'" in run("tune", "--workload", path, code=2).err
+    path.write_text("[[problem]]\nmodel = \n")
+    assert f"{path}:2: malformed TOML" in run("tune", "--workload", path, code=2).err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["devices"], ["tune"], ["show", FAMILY], ["verify", FAMILY], ["calibrate"]]
+)
+def test_no_vulkan_driver(run: Run, arguments: list[str]) -> None:
+    ran = run(*arguments, code=2, **NO_DRIVER)
+    assert "install" in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(run: Run) -> None:
+    ran = run("--debug", "families", "paged", code=2)
+    assert "Traceback" in ran.err
+    assert "UnknownNameError: unknown family 'paged'" in ran.err
+
+
+@pytest.mark.parametrize("arguments", [["bench", FAMILY], ["tune"]])
+def test_what_cannot_fit_is_refused_beforehand_with_sizes(
+    run_on_device: Run, tmp_path: Path, arguments: list[str]
+) -> None:
+    if arguments == ["tune"]:
+        arguments = [*arguments, "--out", str(tmp_path)]
+    huge = ("--shape", "8192x131072:h64/8:d128")
+    ran = run_on_device(*arguments, *huge, code=1)
+    assert "needs 2,1" in ran.err
+    assert "MiB" in ran.err
+    assert "use fewer sequences" in ran.err
+
+
+# One whole run
+
+
+def test_tune_leaves_results_and_says_where(tuned: tuple[Path, Ran]) -> None:
+    out, ran = tuned
+    folder = only_folder(out)
+    written = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+    assert {
+        "records.jsonl",
+        "calibrations.jsonl",
+        "device.json",
+        "studies.jsonl",
+        "best-config.json",
+    } <= written
+    for name in ("utilisation", "context", "history", "influence"):
+        picture = folder / "plots" / f"{name}.png"
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert str(picture) in ran.out
+    assert str(folder / "best-config.json") in ran.out
+    assert "1x256 h8/2 d64" in ran.out
+    assert "strategy=" in ran.out
+    assert "read bandwidth" in ran.err
+    assert f"trial {TRIALS}/{TRIALS} · best " in ran.err
+    config = tuner.load_best_config(folder)
+    assert config.families[FAMILY].entries[0].evidence.speedup is not None
+
+
+def test_figures_of_cpu_drivers_are_said_to_mean_nothing(
+    run: Run, tuned: tuple[Path, Ran], vulkan_selector: str | None
+) -> None:
+    kind = json.loads((only_folder(tuned[0]) / "device.json").read_text())["kind"]
+    assert ("is a CPU driver: figures from it prove" in tuned[1].err) == (kind == "cpu")
+
+
+def test_a_second_run_measures_nothing_again(run_on_device: Run, copied: Path) -> None:
+    before = (only_folder(copied) / "records.jsonl").read_bytes()
+    second = run_on_device(
+        "tune", "--shape", SMALL, "--trials", TRIALS, "--out", copied, "--json"
+    ).json()
+    assert second["measured"] == 0
+    assert second["problems"][0]["ended"] == "met before"
+    assert second["problems"][0]["best"]["state"] == "correct"
+    assert (only_folder(copied) / "records.jsonl").read_bytes() == before
+
+
+def test_live_progress_on_a_terminal(environment: dict[str, str], copied: Path) -> None:
+    arguments = ("tune", "--shape", SMALL, "--trials", TRIALS + 1, "--out", copied)
+    reader, writer = pty.openpty()
+    with subprocess.Popen(
+        command(arguments),
+        env={**environment, "TERM": "xterm"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=writer,
+    ) as process:
+        os.close(writer)
+        shown = _read_all(reader)
+    assert process.returncode == 0, shown
+    assert f"trial {TRIALS + 1}/{TRIALS + 1}" in shown
+    assert "━" in shown
+
+
+def _read_all(reader: int) -> str:
+    data = b""
+    while True:
+        try:
+            part = os.read(reader, 65_536)
+        except OSError:  # Linux's way to say that the other end is closed
+            part = b""
+        if not part:
+            os.close(reader)
+            return data.decode()
+        data += part
+
+
+def test_export_in_every_format_needs_no_device(run: Run, copied: Path) -> None:
+    folder = only_folder(copied)
+    (folder / "best-config.json").unlink()
+    for name, file in (
+        ("best-config", "best-config.json"),
+        ("csv", "results.csv"),
+        ("markdown", "results.md"),
+    ):
+        ran = run("export", "--format", name, "--out", copied, code=0, **NO_DRIVER)
+        assert ran.out == f"{folder / file}\n"
+        assert (folder / file).stat().st_size > 0
+    files = run("export", folder, "--format", "t4", "--json", **NO_DRIVER).json()["files"]
+    assert json.loads(Path(files[0]).read_text())["schema_version"] == "1.0.0"
+
+
+def test_plot_draws_every_picture_again(run: Run, copied: Path) -> None:
+    plots = only_folder(copied) / "plots"
+    for picture in plots.iterdir():
+        picture.unlink()
+    printed = run("plot", "--out", copied, code=0, **NO_DRIVER).out.split()
+    assert sorted(map(Path, printed)) == sorted(plots.glob("*.png"))
+    assert len(printed) == 4
+
+
+def test_ctrl_c_keeps_everything_and_exports_the_best(
+    environment: dict[str, str], run_on_device: Run, tmp_path: Path
+) -> None:
+    arguments = ("tune", "--shape", SMALL, "--seconds", 120, "--out", tmp_path)
+    with subprocess.Popen(
+        command(arguments), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        _wait_for_records(tmp_path, process, 3)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert b"interrupted: run the same command again to go on" in err
+    assert b"best-config.json" in out
+    assert b"Traceback" not in err
+    assert tuner.load_best_config(only_folder(tmp_path)).families
+    lines = (only_folder(tmp_path) / "records.jsonl").read_text().splitlines()
+    again = run_on_device(
+        "tune", "--shape", SMALL, "--trials", len(lines), "--out", tmp_path, "--json"
+    ).json()
+    assert again["problems"][0]["trials"] >= len(lines) - 1
+
+
+def _wait_for_records(out: Path, process: subprocess.Popen[bytes], count: int) -> None:
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        if (
+            sum(len(path.read_bytes().splitlines()) for path in out.glob("*/records.jsonl"))
+            >= count
+        ):
+            return
+        time.sleep(0.1)
+    raise AssertionError("no records came")
+
+
+# Damaged results, folders that cannot be written
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
+    run_on_device: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    ran = run_on_device("tune", "--shape", SMALL, "--out", tmp_path / "file", code=1)
+    assert str(tmp_path / "file") in ran.err
+    assert "Traceback" not in ran.err
+    assert "read bandwidth" not in ran.err
+
+
+def test_results_of_another_schema_version_are_refused(
+    run: Run, run_on_device: Run, copied: Path
+) -> None:
+    path = only_folder(copied) / "records.jsonl"
+    text = path.read_text().replace(
+        f'"schema_version":{SCHEMA_VERSION}', f'"schema_version":{SCHEMA_VERSION + 1}'
+    )
+    path.write_text(text)
+    for ran in (
+        run_on_device("tune", "--shape", SMALL, "--out", copied, code=1),
+        run("export", "--out", copied, code=1),
+        run("plot", "--out", copied, code=1),
+    ):
+        assert f"{path}:1: " in ran.err
+        assert "Traceback" not in ran.err
+    assert path.read_text() == text
+
+
+def test_a_torn_last_line_is_told_and_costs_only_itself(run: Run, copied: Path) -> None:
+    path = only_folder(copied) / "records.jsonl"
+    path.write_bytes(path.read_bytes()[:-40])
+    ran = run("export", "--format", "csv", "--out", copied, code=0)
+    assert "cut off" in ran.err
+    assert len((only_folder(copied) / "results.csv").read_text().splitlines()) > 1
+
+
+def test_nothing_to_export_or_plot(run: Run, tmp_path: Path) -> None:
+    for name in ("export", "plot"):
+        ran = run(name, "--out", tmp_path, code=1)
+        assert f"{tmp_path}: no results here: run `tuner tune` first" in ran.err
+
+
+# Single measurements
+
+
+def test_calibrate_stores_what_it_measures(run_on_device: Run, tmp_path: Path) -> None:
+    measured = run_on_device("calibrate", "--out", tmp_path, "--json").json()
+    sizes = [nbytes for nbytes, _ in measured["points"]]
+    assert sizes == sorted(sizes)
+    assert measured["read_gb_s"] == measured["points"][-1][1] > 0
+    lines = (only_folder(tmp_path) / "calibrations.jsonl").read_text().splitlines()
+    assert json.loads(lines[0])["content"]["session"] == measured["session"]
+
+
+def test_bench_compares_a_variant_with_the_baseline(run_on_device: Run) -> None:
+    arguments = ("bench", FAMILY, "--shape", SMALL, "--set", "split=count:2")
+    measured = run_on_device(*arguments, "--json").json()
+    assert [each["state"] for each in measured["records"]] == ["correct", "correct"]
+    baseline, variant = (each["values"] for each in measured["records"])
+    assert (baseline["strategy"], variant["split"]) == ("baseline", "count:2")
+    shown = run_on_device(*arguments, "--no-baseline", code=0).out
+    assert "variant: strategy=" in shown
+    assert "baseline" not in shown
+
+
+def test_verify_passes_and_counts(run_on_device: Run) -> None:
+    ran = run_on_device("verify", FAMILY, "--variants", 3, "--shape", SMALL, code=0)
+    assert "all answers are right" in ran.out
+    assert "verified: 3/3" in ran.err
+    report = run_on_device(
+        "verify", "--all-families", "--variants", 2, "--shape", SMALL, "--json"
+    ).json()
+    assert {batch["variants"] for batch in report["batches"]} == {2}
+    assert all(batch["failures"] == [] for batch in report["batches"])

@@ -1,0 +1,119 @@
+"""Parts of the command line that need no process: what it shows, and what errors become."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.made_records import decode, gpu, made_record
+from tests.toy_family import TOY
+from tuner.cli import app, output, progress, variants
+from tuner.cli.session import misfit
+from tuner.errors import ResultsError
+from tuner.search import ProblemResult, Status
+
+PROBLEM = decode(8, 16_384)
+
+
+def status(**changes: Any) -> Status:
+    fields: dict[str, Any] = {
+        "family": TOY,
+        "problem": PROBLEM,
+        "index": 1,
+        "problems": 3,
+        "legal": 1234,
+        "trials": 0,
+        "trial_limit": None,
+    }
+    return Status(**(fields | changes))
+
+
+def test_status_line_says_trials_best_failures_and_time_left() -> None:
+    best = made_record(PROBLEM, median_us=123.4)
+    shown = progress.status_line(
+        status(trials=7, trial_limit=20, best=best, failures={"timeout": 1, "compile": 2}), 75.4
+    )
+    expected = best.bytes_moved / 123_400
+    share = 100 * expected / 4600
+    assert shown == (
+        f"trial 7/20 · best 123.4 µs, {expected:,.0f} GB/s ({share:.1f} % of read) · "
+        "failed: 2 compile, 1 timeout · 1:15 left"
+    )
+    assert progress.status_line(status(), None) == "trial 0 · best -"
+
+
+def test_plain_progress_prints_a_line_at_most_every_few_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    record = made_record(PROBLEM)
+    with progress.TuneProgress() as shown:
+        shown.problem_started(status(trial_limit=9))
+        for trials in range(1, 10):
+            now[0] += 2.0
+            shown.trial_finished(record, status(trials=trials, measured=trials, trial_limit=9))
+        shown.problem_finished(
+            ProblemResult(family=TOY, problem=PROBLEM, ended="does not fit", error="too large")
+        )
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "[2/3] 8x16384 h32/8 d128 · toy, 1,234 legal variants"
+    assert [line.split(" · ")[0] for line in lines[1:]] == [
+        "  trial 3/9",
+        "  trial 6/9",
+        "  trial 9/9",
+        "  ended: does not fit: too large",
+    ]
+    assert lines[1].endswith("0:12 left")
+
+
+def test_plain_tables_align_and_numbers_stand_right(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_table(("name", "µs"), [("a", 1), ("longer", 1234)], right=("µs",))
+    assert capsys.readouterr().out == "name      µs\na          1\nlonger  1234\n"
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "text"),
+    [(None, "-"), (1_234.5, "1.234"), (98_760.0, "98.76"), (2e9, "2,000,000")],
+)
+def test_times_are_microseconds(nanoseconds: float | None, text: str) -> None:
+    assert output.microseconds(nanoseconds) == text
+
+
+def test_an_expected_error_is_a_message_and_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ResultsError("here", "cannot be read")
+
+    monkeypatch.setattr("tuner.device.list_devices", fail)
+    result = CliRunner().invoke(app, ["devices"])
+    assert (result.exit_code, result.stderr) == (1, "tuner: here: cannot be read\n")
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("tuner.device.list_devices", fail)
+    with pytest.raises(ZeroDivisionError):
+        CliRunner().invoke(app, ["devices"], catch_exceptions=False)
+
+
+def test_what_cannot_fit_is_known_without_making_operands() -> None:
+    info = gpu()
+    room = max(heap.size_bytes for heap in info.memory_heaps)
+    fits, too_large = decode(1, 64), decode(60_000, 131_072)
+    assert misfit(TOY, fits, info) is None
+    error = misfit(TOY, too_large, info)
+    assert error is not None
+    assert error.needed_bytes == TOY.bytes_moved(too_large) > room
+    assert error.available_bytes <= room
+
+
+def test_variants_are_described_without_parameters_that_mean_nothing() -> None:
+    from tuner import kernels
+    from tuner.kernels.space import canonical
+
+    family = kernels.family("paged_decode_q8")
+    assert variants.describe(family, canonical(family, family.baseline)) == "strategy=baseline"
