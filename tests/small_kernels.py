@@ -52,6 +52,9 @@ _BODIES = {
     "reveal": "words[i] = floatBitsToUint(t[i]);",
     "idle": "if (push.factor == 12345.0) { o[i] = 0.0; }",
     "before": "o[i - 1] = 7.0;",
+    "loop": """uint x = i;
+    for (uint j = 0u; j < uint(push.factor); j++) { x = x * 1664525u + 1013904223u; }
+    words[i] = x;""",
     "slow": """uint x = i;
     for (uint j = 0u; j < uint(push.factor); j++) {
         for (uint k = 0u; k < 60000u; k++) { x = x * 1664525u + 1013904223u; }

@@ -107,6 +107,16 @@ BLOCKS = (
         ),
         "VK_EXT_shader_atomic_float",
     ),
+    FeatureBlock(
+        "VkPhysicalDeviceWorkgroupMemoryExplicitLayoutFeaturesKHR",
+        (
+            "workgroupMemoryExplicitLayout",
+            "workgroupMemoryExplicitLayoutScalarBlockLayout",
+            "workgroupMemoryExplicitLayout8BitAccess",
+            "workgroupMemoryExplicitLayout16BitAccess",
+        ),
+        "VK_KHR_workgroup_memory_explicit_layout",
+    ),
     FeatureBlock("VkPhysicalDeviceFaultFeaturesEXT", ("deviceFault",), "VK_EXT_device_fault"),
 )
 

@@ -108,6 +108,8 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     integer_dot_product: bool = False
     integer_dot_product_accelerated: bool = False
     vulkan_memory_model: bool = False
+    shared_memory_views: bool = False
+    """Shared memory may be seen as arrays of several types, 16-bit ones too."""
     atomic_float_add: bool = False
 
     # cooperative matrices

@@ -28,6 +28,11 @@ def by_matrix(values: Values) -> bool:
     return values["strategy"] == "matrix"
 
 
+def staged(values: Values) -> bool:
+    """Whether tiles of tokens wait in shared memory."""
+    return by_matrix(values) and values["staging"] == "shared"
+
+
 def granule(c: Candidate) -> int:
     """Tokens one workgroup takes a step."""
     return _tile_rows(c) * int(c["tiles_unrolled"]) * int(c["subgroups"])
@@ -126,8 +131,12 @@ def _check_features(c: Candidate) -> str | None:
     if not by_matrix(c.values):
         return None
     device = c.device
-    if not (device.cooperative_matrix and device.float16 and device.vulkan_memory_model):
-        return "matrix needs KHR cooperative matrices, 16-bit floats and Vulkan's memory model"
+    features = (device.cooperative_matrix, device.float16, device.vulkan_memory_model)
+    if not all((*features, device.storage_16bit, device.shared_memory_views)):
+        return (
+            "matrix needs KHR cooperative matrices, 16-bit floats and storage, Vulkan's memory "
+            "model and an explicit layout of shared memory"
+        )
     missing = {"basic", "shuffle", "vote", "arithmetic"} - set(device.subgroup_operations)
     if missing:
         return f"the device has no subgroup operations of kind {', '.join(sorted(missing))}"

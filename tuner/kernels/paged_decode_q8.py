@@ -75,7 +75,7 @@ PARAMETERS = (
         name="prefetch",
         values=(0, 1),
         help="1: the loads of the next tiles are issued before the present ones are computed",
-        used=matrix.by_matrix,
+        used=matrix.staged,
     ),
     Parameter(
         name="rescale",
