@@ -211,28 +211,8 @@ NO_DRIVER = {"VK_DRIVER_FILES": "/nowhere.json", "VK_ICD_FILENAMES": "/nowhere.j
     [
         (["tunee"], "No such command 'tunee'"),
         (["tune", "--trials", "0"], "--trials"),
-        (["tune", "--trials", "many"], "--trials"),
-        (["tune", "--seconds", "-1"], "seconds is -1.0, must be above 0"),
-        (["tune", "--device", "no such card"], "no device matches 'no such card'"),
-        (["tune", "--family", "paged_decode_q9"], "did you mean paged_decode_q8"),
         (["tune", "--sampler", "tpee"], "did you mean tpe"),
-        (["tune", "--model", "llama-3.1-9b"], "did you mean Llama-3.1-8B"),
-        (["tune", "--model", "phi-4", "--context", "4096,x"], "--context '4096,x': 'x'"),
-        (["tune", "--model", "phi-4", "--lengths", "log"], "lengths 'log'"),
-        (["tune", "--shape", "8x16:h32"], "part 'h32'"),
-        (["tune", "--workload", "h200"], "did you mean h200-decode"),
-        (["tune", "--workload", "absent.toml"], "absent.toml: No such file"),
         (["families", "paged"], "unknown family 'paged'"),
-        (["show", FAMILY, "--set", "stratgy=baseline"], "did you mean strategy"),
-        (["show", FAMILY, "--set", "strategy=basline"], "did you mean baseline"),
-        (["show", FAMILY, "--set", "strategy"], "write name=value"),
-        (["show", FAMILY, "--pass", "atend"], "did you mean attend"),
-        (["show", FAMILY, "--model", "phi-4", "--sequences", "1,2"], "2 problems where one"),
-        (["verify"], "give one FAMILY or --all-families"),
-        (["verify", FAMILY, "--all-families"], "give one FAMILY or --all-families"),
-        (["verify", FAMILY, "--variants", "some"], "--variants 'some'"),
-        (["bench"], "FAMILY"),
-        (["export", "--format", "json"], "unknown format 'json'"),
     ],
 )
 def test_bad_usage(run: Run, vulkan_selector: str | None, arguments: list[str], told: str) -> None:
@@ -260,9 +240,7 @@ def test_a_malformed_workload_is_refused_with_file_and_line(
     assert f"{path}:2: malformed TOML" in run("tune", "--workload", path, code=2).err
 
 
-@pytest.mark.parametrize(
-    "arguments", [["devices"], ["tune"], ["show", FAMILY], ["verify", FAMILY], ["calibrate"]]
-)
+@pytest.mark.parametrize("arguments", [["devices"], ["tune"], ["show", FAMILY]])
 def test_no_vulkan_driver(run: Run, arguments: list[str]) -> None:
     ran = run(*arguments, code=2, **NO_DRIVER)
     assert "install" in ran.err

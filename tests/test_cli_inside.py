@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tuner.errors import ResultsError
 from tuner.search import ProblemResult, Status
 
 PROBLEM = decode(8, 16_384)
+FAMILY = "paged_decode_q8"
 
 
 def status(**changes: Any) -> Status:
@@ -115,5 +117,41 @@ def test_variants_are_described_without_parameters_that_mean_nothing() -> None:
     from tuner import kernels
     from tuner.kernels.space import canonical
 
-    family = kernels.family("paged_decode_q8")
+    family = kernels.family(FAMILY)
     assert variants.describe(family, canonical(family, family.baseline)) == "strategy=baseline"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["tune", "--trials", "many"], "--trials"),
+        (["tune", "--seconds", "-1"], "seconds is -1.0, must be above 0"),
+        (["tune", "--device", "no such card"], "no device matches 'no such card'"),
+        (["tune", "--family", "paged_decode_q9"], "did you mean paged_decode_q8"),
+        (["tune", "--model", "llama-3.1-9b"], "did you mean Llama-3.1-8B"),
+        (["tune", "--model", "phi-4", "--context", "4096,x"], "--context '4096,x': 'x'"),
+        (["tune", "--model", "phi-4", "--lengths", "log"], "lengths 'log'"),
+        (["tune", "--shape", "8x16:h32"], "part 'h32'"),
+        (["tune", "--workload", "h200"], "did you mean h200-decode"),
+        (["tune", "--workload", "absent.toml"], "absent.toml: No such file"),
+        (["show", FAMILY, "--set", "stratgy=baseline"], "did you mean strategy"),
+        (["show", FAMILY, "--set", "strategy=basline"], "did you mean baseline"),
+        (["show", FAMILY, "--set", "strategy"], "write name=value"),
+        (["show", FAMILY, "--pass", "atend"], "did you mean attend"),
+        (["show", FAMILY, "--model", "phi-4", "--sequences", "1,2"], "2 problems where one"),
+        (["verify"], "give one FAMILY or --all-families"),
+        (["verify", FAMILY, "--all-families"], "give one FAMILY or --all-families"),
+        (["verify", FAMILY, "--variants", "some"], "--variants 'some'"),
+        (["bench"], "FAMILY"),
+        (["export", "--format", "json"], "unknown format 'json'"),
+    ],
+)
+def test_bad_usage_is_told_with_exit_code_2(
+    vulkan_selector: str | None, tmp_path: Path, arguments: list[str], told: str
+) -> None:
+    if arguments[0] == "tune":
+        arguments = [*arguments, "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert told in result.stderr
+    assert isinstance(result.exception, SystemExit)

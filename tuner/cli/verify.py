@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 GEOMETRIES = "geometries"
 """The named workload of unusual geometries, each of which a few variants are run on."""
-FEW = 4
+FEW = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
