@@ -66,7 +66,7 @@ def test_plain_progress_prints_a_line_at_most_every_few_seconds(
         "  trial 3/9",
         "  trial 6/9",
         "  trial 9/9",
-        "  ended: does not fit: too large",
+        "  does not fit: too large",
     ]
     assert lines[1].endswith("0:12 left")
 

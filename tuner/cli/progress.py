@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 PLAIN_INTERVAL_S = 5.0
 """Least time between two plain lines."""
+_ENDINGS = {
+    "met before": "earlier runs spent this budget already; give more --trials or --seconds",
+    "exhausted": "every legal variant is tried",
+}
 
 
 class TuneProgress:
@@ -30,7 +34,7 @@ class TuneProgress:
     def __init__(self) -> None:
         self._status: Status | None = None
         self._begun = 0.0
-        self._doing = ""
+        self._doing, self._over = "", False
         self._display = ExitStack()
         self._refresh: Callable[[], None] = lambda: None
 
@@ -49,7 +53,7 @@ class TuneProgress:
         """A new block, or a headline in plain text."""
         title = f"[{status.index + 1}/{status.problems}] {status.problem.label}"
         title += f" · {status.family.name}, {status.legal:,} legal variants"
-        self._status, self._begun, self._doing = status, time.monotonic(), ""
+        self._status, self._begun, self._over = status, time.monotonic(), False
         note(title)
         display = _live(self._line, self._share) if sys.stderr.isatty() else _plain(self._line)
         self._refresh = self._display.enter_context(display)
@@ -72,13 +76,17 @@ class TuneProgress:
 
     def problem_finished(self, result: ProblemResult) -> None:
         """Close the block; say why the search ended, if not by its budget."""
-        self._doing = ""
+        finals, self._doing, self._over = self._doing, "", True
+        if finals:
+            self._refresh()
         self._display.close()
         if result.ended not in ("trials", "seconds"):
-            note(f"  ended: {result.ended}" + (f": {result.error}" if result.error else ""))
+            why = _ENDINGS.get(result.ended, result.ended)
+            note(f"  {why}" + (f": {result.error}" if result.error else ""))
 
     def _line(self) -> str:
-        return self._doing or status_line(self._status, self._seconds_left())
+        left = None if self._over else self._seconds_left()
+        return self._doing or status_line(self._status, left)
 
     def _seconds_left(self) -> float | None:
         """By the search's own deadline, else by the pace of trials; None: no telling."""
@@ -91,6 +99,8 @@ class TuneProgress:
 
     def _share(self) -> float:
         """How much of the budget is spent, from 0 to 1."""
+        if self._over:
+            return 1.0
         left = self._seconds_left()
         spent = time.monotonic() - self._begun
         return 0.0 if left is None else spent / max(1e-9, spent + left)
@@ -144,19 +154,20 @@ def counting(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
 
 @contextmanager
 def _plain(line: Callable[[], str]) -> Iterator[Callable[[], None]]:
-    """A line every few seconds, and the last state at the end if it was not printed yet."""
-    last_time, last_text = time.monotonic(), ""
+    """A line every few seconds, and one at the end if the last change was not printed yet."""
+    printed, unprinted = time.monotonic(), False
 
     def refresh() -> None:
-        nonlocal last_time, last_text
-        if time.monotonic() - last_time >= PLAIN_INTERVAL_S:
-            last_time, last_text = time.monotonic(), line()
-            note(f"  {last_text}")
+        nonlocal printed, unprinted
+        unprinted = time.monotonic() - printed < PLAIN_INTERVAL_S
+        if not unprinted:
+            printed = time.monotonic()
+            note(f"  {line()}")
 
     try:
         yield refresh
     finally:
-        if line() != last_text:
+        if unprinted:
             note(f"  {line()}")
 
 

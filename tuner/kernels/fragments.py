@@ -80,12 +80,14 @@ def fragment_plan(
     *,
     head_size: int,
     row_words: int,
-    staged: bool,
+    staged_keys: bool,
+    staged_values: bool,
 ) -> FragmentPlan | str:
     """The plan for a pair of layouts, or the reason why there is none.
 
-    `row_words` is the distance of two tokens, in words; `staged` that they are read from shared
-    memory, where bank conflicts count (elsewhere, neighbouring lanes take neighbouring words).
+    `row_words` is the distance of two tokens, in words. Rows of keys or values that are staged are
+    read from shared memory, where bank conflicts count; from global memory, neighbouring lanes take
+    neighbouring words.
     """
     keys, values = _operand(scores.a), _operand(outputs.a)
     if isinstance(keys, str) or isinstance(values, str):
@@ -107,11 +109,14 @@ def fragment_plan(
         return f"head size {head_size} leaves a tile of {outputs.shape.m} rows half empty"
     best = min(
         itertools.product(
-            _token_orders(shape.m, value_terms, staged),
-            _word_orders(words, classes, staged),
-            _word_orders(slots * row_classes, row_classes, staged),
+            _token_orders(shape.m, value_terms, staged_keys or staged_values),
+            _word_orders(words, classes, staged_keys),
+            _word_orders(slots * row_classes, row_classes, staged_values),
         ),
-        key=lambda choice: _conflicts(choice, keys, values, row_words) if staged else 0,
+        key=lambda choice: (
+            staged_keys * _wavefronts(choice[0], keys[0], keys[1], choice[1][0], row_words)
+            + staged_values * _wavefronts(choice[0], values[1], values[0], choice[2][0], row_words)
+        ),
     )
     tokens, (key_word, key_slots), (value_word, value_slots) = best
     steps, output_tiles = head_size // shape.k, slots * WORD_CODES // slot_rows
@@ -210,26 +215,13 @@ def _deposits(count: int, bits: Sequence[int]) -> tuple[int, ...]:
     )
 
 
-def _conflicts(
-    choice: tuple[
-        tuple[int, ...],
-        tuple[tuple[int, ...], tuple[int, ...]],
-        tuple[tuple[int, ...], tuple[int, ...]],
-    ],
-    keys: _Operand,
-    values: _Operand,
-    row_words: int,
+def _wavefronts(
+    tokens: Sequence[int], owned: _Axis, shared: _Axis, word: Sequence[int], row_words: int
 ) -> int:
-    """Shared-memory wavefronts of one key and one value word for each row or term of a lane."""
-    tokens, (key_word, _), (value_word, _) = choice
-    (key_rows, key_terms, _), (value_rows, value_terms, _) = keys, values
+    """Shared-memory wavefronts of reading one word for each row (or term) that a lane owns."""
     total = 0
-    for axis, classes, word in (
-        (key_rows, key_terms.lane_class, key_word),
-        (value_terms, value_rows.lane_class, value_word),
-    ):
-        for row in _tokens_of(axis, tokens):
-            addresses = {t * row_words + word[c] for t, c in zip(row, classes, strict=True)}
-            banks = [address % BANKS for address in addresses]
-            total += max(banks.count(bank) for bank in set(banks))
+    for row in _tokens_of(owned, tokens):
+        places = zip(row, shared.lane_class, strict=True)
+        banks = [place % BANKS for place in {t * row_words + word[c] for t, c in places}]
+        total += max(banks.count(bank) for bank in set(banks))
     return total

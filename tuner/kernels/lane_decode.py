@@ -83,6 +83,8 @@ def _check_features(c: Candidate) -> str | None:
 def _check_lanes(c: Candidate) -> str | None:
     if not by_lanes(c.values):
         return None
+    if c["staging"] == "keys":
+        return "staging keys alone is for strategy matrix"
     lanes, words = c["lanes_per_token"], c.problem.head_size // 4
     if lanes > c["subgroup_size"]:
         return f"{lanes} lanes per token are more than the subgroup's {c['subgroup_size']}"
@@ -164,7 +166,9 @@ GRANULE_NEEDS = (
 
 CONSTRAINTS = (
     Constraint(needs=("strategy",), check=_check_features),
-    Constraint(needs=("strategy", "subgroup_size", "lanes_per_token"), check=_check_lanes),
+    Constraint(
+        needs=("strategy", "staging", "subgroup_size", "lanes_per_token"), check=_check_lanes
+    ),
     Constraint(needs=("subgroups", "head_slices"), check=_check_head_slices),
     Constraint(
         needs=("strategy", "lanes_per_token", "tokens_unrolled", "head_slices", "query_terms"),

@@ -28,8 +28,13 @@ def by_matrix(values: Values) -> bool:
     return values["strategy"] == "matrix"
 
 
-def staged(values: Values) -> bool:
-    """Whether tiles of tokens wait in shared memory."""
+def staged_keys(values: Values) -> bool:
+    """Whether keys wait in shared memory."""
+    return by_matrix(values) and values["staging"] in ("keys", "shared")
+
+
+def staged_values(values: Values) -> bool:
+    """Whether values wait in shared memory, too."""
     return by_matrix(values) and values["staging"] == "shared"
 
 
@@ -56,6 +61,7 @@ def constants(c: Candidate) -> dict[str, object]:
         "row_words": row_words(c.problem.head_size),
         "shared_words": _pool_words(c),
         "padding": WEIGHT_PADDING,
+        "staged": [*["key"] * staged_keys(c.values), *["value"] * staged_values(c.values)],
         "slack": LAG if c["rescale"] == "lagging" else 0,
     }
 
@@ -75,14 +81,22 @@ def _required_layout(c: Candidate) -> MatrixLayout:
 
 
 @functools.lru_cache(maxsize=256)
-def _plan_of(layout: MatrixLayout, head_size: int, staged: bool) -> FragmentPlan | str:
+def _plan_of(
+    layout: MatrixLayout, head_size: int, keys: bool, values: bool
+) -> FragmentPlan | str:
     return fragment_plan(
-        layout, layout, head_size=head_size, row_words=row_words(head_size), staged=staged
+        layout,
+        layout,
+        head_size=head_size,
+        row_words=row_words(head_size),
+        staged_keys=keys,
+        staged_values=values,
     )
 
 
 def _plan(c: Candidate) -> FragmentPlan | str:
-    return _plan_of(_required_layout(c), c.problem.head_size, c["staging"] == "shared")
+    staged = staged_keys(c.values), staged_values(c.values)
+    return _plan_of(_required_layout(c), c.problem.head_size, *staged)
 
 
 def _required_plan(c: Candidate) -> FragmentPlan:
@@ -123,7 +137,8 @@ def _pool_words(c: Candidate) -> int:
     """Words of the shared array of rows and, later, of the merge of subgroups."""
     head_size = c.problem.head_size
     tokens = _tile_rows(c) * c["tiles_unrolled"]
-    rows = 2 * tokens * row_words(head_size) if c["staging"] == "shared" else 0
+    staged = staged_keys(c.values) + staged_values(c.values)
+    rows = staged * tokens * row_words(head_size)
     return int(c["subgroups"] * max(rows, c.problem.group * (head_size + 2)))
 
 
@@ -154,6 +169,8 @@ def _check_shape(c: Candidate) -> str | None:
             if i.shape.a_type == "float16"
         )
         return f"no probed layout of shape {c['matrix_shape']}; the device has: {known or 'none'}"
+    if c["exchange"] == "convert" and "conversions" not in c.device.cooperative_matrix2:
+        return "exchange=convert needs NV cooperative matrix 2 with conversions"
     if len(layout.a.lane_row) != c["subgroup_size"]:
         return f"layouts were probed for subgroups of {len(layout.a.lane_row)} lanes"
     sharing = 1 << len(_sharing_masks(layout.c.lane_column))
@@ -177,7 +194,7 @@ def _check_plan(c: Candidate) -> str | None:
     plan = _plan(c)
     if isinstance(plan, str):
         return plan
-    if c["staging"] == "shared" and _tile_rows(c) * row_words(c.problem.head_size) % 4:
+    if staged_keys(c.values) and _tile_rows(c) * row_words(c.problem.head_size) % 4:
         return f"rows of {row_words(c.problem.head_size)} words make no tile of 16-byte vectors"
     return None
 
@@ -217,7 +234,7 @@ def _check_shared_memory(c: Candidate) -> str | None:
 _BASE = ("strategy", "subgroup_size", "matrix_shape")
 CONSTRAINTS = (
     Constraint(needs=("strategy",), check=_check_features),
-    Constraint(needs=_BASE, check=_check_shape),
+    Constraint(needs=(*_BASE, "exchange"), check=_check_shape),
     Constraint(needs=(*_BASE, "staging"), check=_check_plan),
     Constraint(needs=(*_BASE, "staging", "tiles_unrolled"), check=_check_registers),
     Constraint(

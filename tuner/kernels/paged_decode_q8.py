@@ -55,8 +55,9 @@ PARAMETERS = (
     ),
     Parameter(
         name="staging",
-        values=("registers", "shared"),
-        help="where codes wait: straight to registers, or tiles of tokens in shared memory",
+        values=("registers", "shared", "keys"),
+        help="where codes wait: straight to registers, or tiles of tokens in shared memory (of "
+        "keys alone: for strategy matrix)",
         used=_split_t,
     ),
     Parameter(
@@ -75,7 +76,14 @@ PARAMETERS = (
         name="prefetch",
         values=(0, 1),
         help="1: the loads of the next tiles are issued before the present ones are computed",
-        used=matrix.staged,
+        used=matrix.staged_keys,
+    ),
+    Parameter(
+        name="exchange",
+        values=("shared", "convert"),
+        help="how weights pass from accumulator to operand: through shared memory, or by the "
+        "conversion of NV cooperative matrix 2",
+        used=matrix.by_matrix,
     ),
     Parameter(
         name="rescale",
