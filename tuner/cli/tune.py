@@ -28,10 +28,11 @@ STUDIES = "studies.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
-    """The files of a run beside its records; None where there was nothing to write."""
+    """The files of a run beside its records; without a configuration `error` says why."""
 
-    best_config: Path | None
-    plots: tuple[Path, ...]
+    best_config: Path | None = None
+    plots: tuple[Path, ...] = ()
+    error: str | None = None
 
 
 def tune(
@@ -109,7 +110,7 @@ def tune(
         _print_result(result, info, folder, written)
     if result.interrupted:
         raise typer.Exit(INTERRUPTED)
-    if result.error or any(each.best is None for each in result.problems):
+    if result.error or written.error or any(each.best is None for each in result.problems):
         raise typer.Exit(1)
 
 
@@ -180,14 +181,18 @@ def _search(
 
 
 def _write(store: Store, device: Opened) -> _Written:
-    """Export and plot; a run without a single correct variant has nothing to export."""
+    """Export and plot. What cannot be exported is told, not raised: the summary must still come."""
     from tuner.cli.report import export_best, save_plots
+    from tuner.errors import ResultsError
 
-    if not any(record.state == "correct" for record in store.records()):
-        note("no variant was correct, so there is nothing to export")
-        return _Written(best_config=None, plots=())
-    exported = export_best(store, device.info, device.compiler)
-    return _Written(best_config=exported.path, plots=tuple(save_plots(store)))
+    if not store.records():
+        return _Written(error="nothing was measured, so there is nothing to export")
+    plots = tuple(save_plots(store))
+    try:
+        exported = export_best(store, device.info, device.compiler)
+    except ResultsError as error:
+        return _Written(plots=plots, error=str(error))
+    return _Written(best_config=exported.path, plots=plots)
 
 
 def _print_result(result: RunResult, info: DeviceInfo, folder: Path, written: _Written) -> None:
@@ -207,6 +212,8 @@ def _print_result(result: RunResult, info: DeviceInfo, folder: Path, written: _W
     for path in (written.best_config, *written.plots):
         if path is not None:
             say(f"  {path}")
+    if written.error:
+        note(f"not exported: {written.error}")
     if result.error:
         note(f"stopped early: {result.error}")
     if result.interrupted:
@@ -245,7 +252,7 @@ def _as_json(
         "driver": calibration.driver,
         "calibration": calibration,
         "interrupted": result.interrupted,
-        "error": result.error,
+        "error": result.error or written.error,
         "seconds": result.seconds,
         "measured": result.measured,
         "busy": result.busy,

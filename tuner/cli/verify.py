@@ -113,8 +113,11 @@ def _batches(
     family: Family, choice: options.ProblemChoice, info: DeviceInfo, count: int | str, *, seed: int
 ) -> list[_Batch]:
     from tuner import workloads
+    from tuner.cli.session import misfit
 
     problem = choice.one(on_cpu=info.is_cpu)
+    if error := misfit(family, problem, info):
+        raise error
     batches = [_batch(family, problem, info, count, seed)]
     if not choice.said and count != "all" and isinstance(problem, family.problem_type):
         batches += [

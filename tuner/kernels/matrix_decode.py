@@ -15,7 +15,7 @@ from tuner.kernels.lane_decode import row_words
 
 SHAPES = ("16x8x16", "16x16x16", "8x8x8", "8x8x16", "8x16x16", "16x8x8")
 MAX_HEAD_TILES = 4
-MAX_LANE_WORDS = 224
+MAX_LANE_WORDS = 240
 """32-bit words of accumulators, query and codes one lane may hold: GPUs give it 128 to 256."""
 WEIGHT_PADDING = 8
 """Added to each head's row of weights in shared memory: its rows start in different banks."""
@@ -208,11 +208,13 @@ def _check_registers(c: Candidate) -> str | None:
     query = _head_tiles(c) * plan.steps * len(layout.b.element_row) // 2
     words = len(plan.key_tokens) * len(plan.key_slots)
     words += len(plan.value_tokens) * len(plan.value_slots)
-    total = accumulators + query + words * c["tiles_unrolled"]
+    quads = -(-_tile_rows(c) * row_words(c.problem.head_size) // (4 * c["subgroup_size"]))
+    ahead = 4 * quads * c["prefetch"] * (staged_keys(c.values) + staged_values(c.values))
+    total = accumulators + query + (words + ahead) * c["tiles_unrolled"]
     if total > MAX_LANE_WORDS:
         return (
             f"a lane would hold {total} words of accumulators, query and codes, the limit is "
-            f"{MAX_LANE_WORDS}: use fewer tiles_unrolled"
+            f"{MAX_LANE_WORDS}: use fewer tiles_unrolled or less prefetch"
         )
     return None
 
@@ -236,7 +238,7 @@ CONSTRAINTS = (
     Constraint(needs=("strategy",), check=_check_features),
     Constraint(needs=(*_BASE, "exchange"), check=_check_shape),
     Constraint(needs=(*_BASE, "staging"), check=_check_plan),
-    Constraint(needs=(*_BASE, "staging", "tiles_unrolled"), check=_check_registers),
+    Constraint(needs=(*_BASE, "staging", "tiles_unrolled", "prefetch"), check=_check_registers),
     Constraint(
         needs=(*_BASE, "staging", "tiles_unrolled", "subgroups"), check=_check_shared_memory
     ),

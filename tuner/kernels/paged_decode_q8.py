@@ -74,8 +74,8 @@ PARAMETERS = (
     ),
     Parameter(
         name="prefetch",
-        values=(0, 1),
-        help="1: the loads of the next tiles are issued before the present ones are computed",
+        values=(0, 1, 2, 3),
+        help="how many rounds ahead rows are loaded into registers before they are staged",
         used=matrix.staged_keys,
     ),
     Parameter(
