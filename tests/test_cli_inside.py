@@ -155,3 +155,4 @@ def test_bad_usage_is_told_with_exit_code_2(
     assert (result.exit_code, result.stdout) == (2, "")
     assert told in result.stderr
     assert isinstance(result.exception, SystemExit)
+    assert list(tmp_path.iterdir()) == [], "bad usage leaves no folder behind"

@@ -91,19 +91,20 @@ def tune(
         block_size=block_size,
         workload=workload,
     )
-    with opened(device, cache=cache) as open_device, open_store(out, open_device.info) as store:
+    with opened(device, cache=cache) as open_device:
         info = open_device.info
         tasks = _tasks(family, choice, info)
         settings = _settings(trials, seconds, sampler, seed, problems=len(tasks), info=info)
-        warn_of_cpu(info)
-        note(f"{info.name} ({info.driver}): measuring the read bandwidth")
-        calibration = calibrate(open_device.runner, session_name())
-        store.append_calibration(calibration)
-        note(f"read bandwidth {bandwidth(calibration.read_gb_s)} GB/s ({calibration.method})")
-        journal = storage or store.folder / STUDIES
-        result = _search(open_device, tasks, store, journal, settings, calibration)
-        written = _write(store, open_device)
-        folder = store.folder
+        with open_store(out, info) as store:
+            warn_of_cpu(info)
+            note(f"{info.name} ({info.driver}): measuring the read bandwidth")
+            calibration = calibrate(open_device.runner, session_name())
+            store.append_calibration(calibration)
+            note(f"read bandwidth {bandwidth(calibration.read_gb_s)} GB/s ({calibration.method})")
+            journal = storage or store.folder / STUDIES
+            result = _search(open_device, tasks, store, journal, settings, calibration)
+            written = _write(store, open_device)
+            folder = store.folder
     if json:
         print_json(_as_json(result, calibration, folder, written))
     else:
