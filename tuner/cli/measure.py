@@ -25,7 +25,7 @@ def calibrate(
     cache: options.Cache = None,
     json: options.Json = False,
 ) -> None:
-    """Measure the device's read bandwidth and store it with its results."""
+    """Measure and store the device's read bandwidth."""
     from tuner.cli.session import calibrate as measure_reads
     from tuner.cli.session import open_store, opened, session_name, warn_of_cpu
 
@@ -62,9 +62,9 @@ def bench(
     cache: options.Cache = None,
     json: options.Json = False,
 ) -> None:
-    """Validate and time one variant beside the baseline; nothing is stored.
+    """Time one variant beside the baseline.
 
-    Exit code 1 if a variant fails.
+    Both are validated first; nothing is stored. Exit code 1 if a variant fails.
     """
     from tuner import kernels
     from tuner.cli.session import calibrate as measure_reads

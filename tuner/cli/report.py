@@ -40,7 +40,10 @@ def export(
     cache: options.Cache = None,
     json: options.Json = False,
 ) -> None:
-    """Write stored results in another form, beside them. Needs no device."""
+    """Write stored results in another form.
+
+    The files go beside the results; their paths are printed. Needs no device.
+    """
     from tuner.compile import Compiler
     from tuner.errors import UnknownNameError
 
@@ -72,7 +75,10 @@ def _written(store: Store, format_name: str, compiler: Compiler | None) -> tuple
 def plot(
     folder: Folder = None, *, out: options.Out = options.RESULTS, json: options.Json = False
 ) -> None:
-    """Draw every plot of stored results as PNG and print the paths. Needs no device."""
+    """Draw stored results as PNG files.
+
+    Prints their paths. Needs no device.
+    """
     written = [path for store in _stores(folder, out) for path in save_plots(store)]
     if json:
         print_json({"files": written})

@@ -75,10 +75,11 @@ def tune(
     cache: options.Cache = None,
     json: options.Json = False,
 ) -> None:
-    """Search the fastest variant for each problem; export and plot what was found.
+    """Search the fastest variant for each problem.
 
-    A run that was stopped goes on where it was, and nothing is measured twice. Ctrl-C ends the
-    search after the trial at work, exports the best so far and exits with 130.
+    What was found is exported and plotted. A run that was stopped goes on where it was, and nothing
+    is measured twice. Ctrl-C ends the search after the trial at work, exports the best so far and
+    exits with 130.
     """
     from tuner.cli.session import calibrate, open_store, opened, session_name, warn_of_cpu
 

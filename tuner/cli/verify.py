@@ -72,7 +72,7 @@ def verify(
     cache: options.Cache = None,
     json: options.Json = False,
 ) -> None:
-    """Run variants of a family on the device and judge their answers by the oracle.
+    """Check variants on the device against the oracle.
 
     Without --shape or --model a few variants are run on unusual geometries, too: other head sizes,
     block sizes and numbers of query heads per KV head. Exit code 1 if any answer is wrong.
