@@ -80,14 +80,13 @@ def fragment_plan(
     *,
     head_size: int,
     row_words: int,
-    staged_keys: bool,
-    staged_values: bool,
+    staged: bool,
 ) -> FragmentPlan | str:
     """The plan for a pair of layouts, or the reason why there is none.
 
-    `row_words` is the distance of two tokens, in words. Rows of keys or values that are staged are
-    read from shared memory, where bank conflicts count; from global memory, neighbouring lanes take
-    neighbouring words.
+    `row_words` is the distance of two tokens, in words. Rows that are staged are read from shared
+    memory, where bank conflicts count; from global memory, neighbouring lanes take neighbouring
+    words.
     """
     keys, values = _operand(scores.a), _operand(outputs.a)
     if isinstance(keys, str) or isinstance(values, str):
@@ -109,13 +108,17 @@ def fragment_plan(
         return f"head size {head_size} leaves a tile of {outputs.shape.m} rows half empty"
     best = min(
         itertools.product(
-            _token_orders(shape.m, value_terms, staged_keys or staged_values),
-            _word_orders(words, classes, staged_keys),
-            _word_orders(slots * row_classes, row_classes, staged_values),
+            _token_orders(shape.m, value_terms, staged),
+            _word_orders(words, classes, staged),
+            _word_orders(slots * row_classes, row_classes, staged),
         ),
         key=lambda choice: (
-            staged_keys * _wavefronts(choice[0], keys[0], keys[1], choice[1][0], row_words)
-            + staged_values * _wavefronts(choice[0], values[1], values[0], choice[2][0], row_words)
+            (
+                _wavefronts(choice[0], key_rows, key_terms, choice[1][0], row_words)
+                + _wavefronts(choice[0], value_terms, value_rows, choice[2][0], row_words)
+            )
+            if staged
+            else 0
         ),
     )
     tokens, (key_word, key_slots), (value_word, value_slots) = best

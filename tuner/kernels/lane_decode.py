@@ -83,8 +83,6 @@ def _check_features(c: Candidate) -> str | None:
 def _check_lanes(c: Candidate) -> str | None:
     if not by_lanes(c.values):
         return None
-    if c["staging"] == "keys":
-        return "staging keys alone is for strategy matrix"
     lanes, words = c["lanes_per_token"], c.problem.head_size // 4
     if lanes > c["subgroup_size"]:
         return f"{lanes} lanes per token are more than the subgroup's {c['subgroup_size']}"
@@ -98,6 +96,11 @@ def _check_head_slices(c: Candidate) -> str | None:
         return (
             f"{c['head_slices']} head slices need as many subgroups (here {c['subgroups']}) and "
             f"query heads per KV head (here {c.problem.group})"
+        )
+    if (c["head_slices"] - 1) * heads_per_slice(c) >= c.problem.group:
+        return (
+            f"{c['head_slices']} head slices of {heads_per_slice(c)} query heads leave one without "
+            f"any of the group's {c.problem.group}"
         )
     return None
 
@@ -166,9 +169,7 @@ GRANULE_NEEDS = (
 
 CONSTRAINTS = (
     Constraint(needs=("strategy",), check=_check_features),
-    Constraint(
-        needs=("strategy", "staging", "subgroup_size", "lanes_per_token"), check=_check_lanes
-    ),
+    Constraint(needs=("strategy", "subgroup_size", "lanes_per_token"), check=_check_lanes),
     Constraint(needs=("subgroups", "head_slices"), check=_check_head_slices),
     Constraint(
         needs=("strategy", "lanes_per_token", "tokens_unrolled", "head_slices", "query_terms"),

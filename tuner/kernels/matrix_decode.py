@@ -28,13 +28,8 @@ def by_matrix(values: Values) -> bool:
     return values["strategy"] == "matrix"
 
 
-def staged_keys(values: Values) -> bool:
-    """Whether keys wait in shared memory."""
-    return by_matrix(values) and values["staging"] in ("keys", "shared")
-
-
-def staged_values(values: Values) -> bool:
-    """Whether values wait in shared memory, too."""
+def staged(values: Values) -> bool:
+    """Whether tiles of tokens wait in shared memory."""
     return by_matrix(values) and values["staging"] == "shared"
 
 
@@ -61,7 +56,6 @@ def constants(c: Candidate) -> dict[str, object]:
         "row_words": row_words(c.problem.head_size),
         "shared_words": _pool_words(c),
         "padding": WEIGHT_PADDING,
-        "staged": [*["key"] * staged_keys(c.values), *["value"] * staged_values(c.values)],
         "slack": LAG if c["rescale"] == "lagging" else 0,
     }
 
@@ -81,22 +75,14 @@ def _required_layout(c: Candidate) -> MatrixLayout:
 
 
 @functools.lru_cache(maxsize=256)
-def _plan_of(
-    layout: MatrixLayout, head_size: int, keys: bool, values: bool
-) -> FragmentPlan | str:
+def _plan_of(layout: MatrixLayout, head_size: int, in_shared: bool) -> FragmentPlan | str:
     return fragment_plan(
-        layout,
-        layout,
-        head_size=head_size,
-        row_words=row_words(head_size),
-        staged_keys=keys,
-        staged_values=values,
+        layout, layout, head_size=head_size, row_words=row_words(head_size), staged=in_shared
     )
 
 
 def _plan(c: Candidate) -> FragmentPlan | str:
-    staged = staged_keys(c.values), staged_values(c.values)
-    return _plan_of(_required_layout(c), c.problem.head_size, *staged)
+    return _plan_of(_required_layout(c), c.problem.head_size, staged(c.values))
 
 
 def _required_plan(c: Candidate) -> FragmentPlan:
@@ -120,9 +106,13 @@ def _score_elements(
     rows = tuple(dict.fromkeys(fragment.element_row))
     columns = tuple(dict.fromkeys(fragment.element_column))
     places = zip(fragment.element_row, fragment.element_column, strict=True)
-    return rows, columns, tuple(
-        (element, rows.index(row), columns.index(column))
-        for element, (row, column) in enumerate(places)
+    return (
+        rows,
+        columns,
+        tuple(
+            (element, rows.index(row), columns.index(column))
+            for element, (row, column) in enumerate(places)
+        ),
     )
 
 
@@ -137,8 +127,7 @@ def _pool_words(c: Candidate) -> int:
     """Words of the shared array of rows and, later, of the merge of subgroups."""
     head_size = c.problem.head_size
     tokens = _tile_rows(c) * c["tiles_unrolled"]
-    staged = staged_keys(c.values) + staged_values(c.values)
-    rows = staged * tokens * row_words(head_size)
+    rows = 2 * tokens * row_words(head_size) if staged(c.values) else 0
     return int(c["subgroups"] * max(rows, c.problem.group * (head_size + 2)))
 
 
@@ -177,9 +166,7 @@ def _check_shape(c: Candidate) -> str | None:
     if sharing * len(set(layout.c.lane_column)) != len(layout.c.lane_column):
         return "the lanes that hold one head's scores do not differ in whole bits"
     if c.problem.block_size % layout.shape.m:
-        return (
-            f"tiles of {layout.shape.m} tokens do not divide the block of {c.problem.block_size}"
-        )
+        return f"tiles of {layout.shape.m} tokens do not divide the block of {c.problem.block_size}"
     if _head_tiles(c) > MAX_HEAD_TILES:
         return (
             f"{c.problem.group} query heads per KV head need {_head_tiles(c)} matrices of "
@@ -194,7 +181,7 @@ def _check_plan(c: Candidate) -> str | None:
     plan = _plan(c)
     if isinstance(plan, str):
         return plan
-    if staged_keys(c.values) and _tile_rows(c) * row_words(c.problem.head_size) % 4:
+    if staged(c.values) and _tile_rows(c) * row_words(c.problem.head_size) % 4:
         return f"rows of {row_words(c.problem.head_size)} words make no tile of 16-byte vectors"
     return None
 
@@ -209,7 +196,7 @@ def _check_registers(c: Candidate) -> str | None:
     words = len(plan.key_tokens) * len(plan.key_slots)
     words += len(plan.value_tokens) * len(plan.value_slots)
     quads = -(-_tile_rows(c) * row_words(c.problem.head_size) // (4 * c["subgroup_size"]))
-    ahead = 4 * quads * c["prefetch"] * (staged_keys(c.values) + staged_values(c.values))
+    ahead = 2 * 4 * quads * c["prefetch"]
     total = accumulators + query + (words + ahead) * c["tiles_unrolled"]
     if total > MAX_LANE_WORDS:
         return (

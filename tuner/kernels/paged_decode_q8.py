@@ -55,9 +55,8 @@ PARAMETERS = (
     ),
     Parameter(
         name="staging",
-        values=("registers", "shared", "keys"),
-        help="where codes wait: straight to registers, or tiles of tokens in shared memory (of "
-        "keys alone: for strategy matrix)",
+        values=("registers", "shared"),
+        help="where codes wait: straight to registers, or tiles of tokens in shared memory",
         used=_split_t,
     ),
     Parameter(
@@ -74,9 +73,9 @@ PARAMETERS = (
     ),
     Parameter(
         name="prefetch",
-        values=(0, 1, 2, 3),
-        help="how many rounds ahead rows are loaded into registers before they are staged",
-        used=matrix.staged_keys,
+        values=(0, 1),
+        help="1: the loads of the next tiles are issued before the present ones are computed",
+        used=matrix.staged,
     ),
     Parameter(
         name="exchange",
