@@ -16,9 +16,11 @@ from tuner.kernels.lane_decode import row_words
 SHAPES = ("16x8x16", "16x16x16", "8x8x8", "8x8x16", "8x16x16", "16x8x8")
 MAX_HEAD_TILES = 4
 MAX_LANE_WORDS = 240
-"""32-bit words of accumulators, query and codes one lane may hold: GPUs give it 128 to 256."""
+"""32-bit words of accumulators and codes one lane may hold: GPUs give it 128 to 256."""
 WEIGHT_PADDING = 8
 """Added to each head's row of weights in shared memory: its rows start in different banks."""
+MERGED_HEADS = 4
+"""Query heads that subgroups merge at a time: more would need more shared memory than the tiles."""
 LAG = 8
 """How far, in powers of two, the reference of the softmax may lag behind the maximum."""
 
@@ -56,6 +58,7 @@ def constants(c: Candidate) -> dict[str, object]:
         "row_words": row_words(c.problem.head_size),
         "shared_words": _pool_words(c),
         "padding": WEIGHT_PADDING,
+        "merged_heads": _merged_heads(c),
         "slack": LAG if c["rescale"] == "lagging" else 0,
     }
 
@@ -127,8 +130,12 @@ def _pool_words(c: Candidate) -> int:
     """Words of the shared array of rows and, later, of the merge of subgroups."""
     head_size = c.problem.head_size
     tokens = _tile_rows(c) * c["tiles_unrolled"]
-    rows = 2 * tokens * row_words(head_size) if staged(c.values) else 0
-    return int(c["subgroups"] * max(rows, c.problem.group * (head_size + 2)))
+    rows = tokens * row_words(head_size) if staged(c.values) else 0
+    return int(c["subgroups"] * max(rows, _merged_heads(c) * (head_size + 2)))
+
+
+def _merged_heads(c: Candidate) -> int:
+    return min(MERGED_HEADS, int(c.problem.group))
 
 
 def _check_features(c: Candidate) -> str | None:
@@ -192,15 +199,14 @@ def _check_registers(c: Candidate) -> str | None:
         return None
     plan = _required_plan(c)
     accumulators = _head_tiles(c) * plan.output_tiles * len(layout.c.element_row)
-    query = _head_tiles(c) * plan.steps * len(layout.b.element_row) // 2
     words = len(plan.key_tokens) * len(plan.key_slots)
     words += len(plan.value_tokens) * len(plan.value_slots)
     quads = -(-_tile_rows(c) * row_words(c.problem.head_size) // (4 * c["subgroup_size"]))
     ahead = 2 * 4 * quads * c["prefetch"]
-    total = accumulators + query + (words + ahead) * c["tiles_unrolled"]
+    total = accumulators + (words + ahead) * c["tiles_unrolled"]
     if total > MAX_LANE_WORDS:
         return (
-            f"a lane would hold {total} words of accumulators, query and codes, the limit is "
+            f"a lane would hold {total} words of accumulators and codes, the limit is "
             f"{MAX_LANE_WORDS}: use fewer tiles_unrolled or less prefetch"
         )
     return None
@@ -211,7 +217,8 @@ def _check_shared_memory(c: Candidate) -> str | None:
         return None
     heads = _head_tiles(c) * int(str(c["matrix_shape"]).split("x")[1])
     tokens = _tile_rows(c) * c["tiles_unrolled"] + WEIGHT_PADDING
-    needed = 4 * _pool_words(c) + 2 * c["subgroups"] * heads * tokens + 4 * heads + 16
+    weights = 2 * c["subgroups"] * heads * tokens if c["exchange"] == "shared" else 0
+    needed = 4 * _pool_words(c) + weights + heads * (2 * c.problem.head_size + 4) + 16
     if needed > c.device.max_shared_memory_bytes:
         return (
             f"needs {needed} bytes of shared memory, the device has "
@@ -227,6 +234,7 @@ CONSTRAINTS = (
     Constraint(needs=(*_BASE, "staging"), check=_check_plan),
     Constraint(needs=(*_BASE, "staging", "tiles_unrolled", "prefetch"), check=_check_registers),
     Constraint(
-        needs=(*_BASE, "staging", "tiles_unrolled", "subgroups"), check=_check_shared_memory
+        needs=(*_BASE, "staging", "tiles_unrolled", "subgroups", "exchange"),
+        check=_check_shared_memory,
     ),
 )

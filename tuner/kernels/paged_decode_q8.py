@@ -51,7 +51,7 @@ PARAMETERS = (
         used=_split_t,
     ),
     Parameter(
-        name="subgroups", values=(1, 2, 4, 8, 16), help="subgroups per workgroup", used=_split_t
+        name="subgroups", values=(1, 2, 4, 6, 7, 8, 10, 12, 14, 16), help="subgroups per workgroup", used=_split_t
     ),
     Parameter(
         name="staging",
