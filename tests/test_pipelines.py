@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.small_kernels import job, kernel, operands, outputs, run, spirv, step
+from tests.small_kernels import COUNT, job, kernel, operands, outputs, run, spirv, step
 from tuner.errors import UsageError
 from tuner.runner.protocol import Job, JobPass, OutputSpec
 
@@ -69,8 +70,56 @@ def test_a_required_subgroup_size_reaches_the_kernel(loaded_runner: VulkanRunner
     loaded_runner.unload("sizes")
 
 
+def test_jobs_that_run_the_same_code_share_its_pipeline(
+    loaded_runner: VulkanRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs, made = loaded_runner._pipelines.programs, []
+    make = programs._make
+    monkeypatch.setattr(programs, "_make", lambda key: made.append(key) or make(key))
+    before = len(programs)
+    first, second = job(step("scale", factor=3.0)), job(step("scale", count=64, factor=5.0))
+    both = job(step("stage"), step("scale", factor=7.0), scratch=2 * COUNT)
+    for each in (first, second, both):
+        loaded_runner.prepare(each)
+    assert [key.spirv for key in made] == [kernel("scale"), kernel("stage")]
+    loaded_runner.release(first)
+    loaded_runner.release(both)
+    assert len(programs) == before + 1
+    np.testing.assert_array_equal(
+        loaded_runner.execute(second, "w").outputs["o"][:64], 5.0 * operands()["a"][:64]
+    )
+    loaded_runner.release(second)
+    assert len(programs) == before
+
+
+def test_what_changes_a_pipeline_keeps_jobs_apart(loaded_runner: VulkanRunner) -> None:
+    info = loaded_runner.info
+    plain = step("scale")
+    others = [msgspec.structs.replace(plain, push=plain.push + bytes(4))]
+    if info.subgroup_size_control:
+        others.append(msgspec.structs.replace(plain, subgroup_size=info.max_subgroup_size))
+    jobs = [job(each) for each in (plain, *others)]
+    jobs.append(msgspec.structs.replace(jobs[0], bindings=("a", "t", "o", "a")))
+    for each in jobs:
+        loaded_runner.prepare(each)
+    assert len(loaded_runner._pipelines.programs) == len(jobs)
+    for each in jobs:
+        loaded_runner.release(each)
+
+
+def test_threads_that_prepare_the_same_code_at_once_share_it(loaded_runner: VulkanRunner) -> None:
+    jobs = [job(step("loop", factor=float(number))) for number in range(8)]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        list(pool.map(loaded_runner.prepare, jobs))
+    assert len(loaded_runner._pipelines.programs) == 1
+    for each in jobs:
+        loaded_runner.execute(each, "w")
+        loaded_runner.release(each)
+    assert len(loaded_runner._pipelines.programs) == 0
+
+
 def test_the_width_of_a_workgroup_is_read_from_spirv() -> None:
-    from tuner.runner._pipelines import local_size_x
+    from tuner.runner._programs import local_size_x
 
     assert local_size_x(kernel("scale")) == 64
     assert local_size_x(kernel("scale")[:20]) == 1
@@ -95,7 +144,7 @@ def test_statistics_are_translated_whatever_their_format(
     vocal = msgspec.structs.replace(loaded_runner.info, pipeline_executable_properties=True)
     monkeypatch.setattr(loaded_runner._device, "info", vocal)
     monkeypatch.setattr(loaded_runner._device, "procedure", lambda _name: statistics)
-    kept = loaded_runner._pipelines._statistics(_vk.NULL)
+    kept = loaded_runner._pipelines.programs._statistics(_vk.NULL)
     assert kept == {"Register Count": 96, "Spilled": 1, "Waves": 2.5}
 
 

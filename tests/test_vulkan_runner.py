@@ -165,6 +165,7 @@ def test_a_thousand_variants_leave_no_memory_behind(loaded_runner: VulkanRunner)
     warm = variants(0, 200)
     grown = variants(200, 800) - warm
     assert loaded_runner._pipelines._ready == {}
+    assert len(loaded_runner._pipelines.programs) == 0
     assert grown < 8 << 20
 
 

@@ -115,7 +115,8 @@ class Evaluator:
         render = RenderMemo(self._render)
         broken = None
         try:
-            passes = _render(self.family, candidate, self._timed_operands().scalars, render)
+            scalars = self.family.timing_scalars(self.problem)
+            passes = _render(self.family, candidate, scalars, render)
         except TemplateError as error:
             passes, broken = (), failure_of(error)
         key = variant_key(self.family, candidate, passes, self.compiler.identity)
@@ -124,7 +125,8 @@ class Evaluator:
     def prepare(self, draft: Draft) -> PreparedTrial:
         """Compile a variant and make its pipelines, for timing and for validation.
 
-        Validation cases on which the variant is not legal are left out.
+        The cases run the same kernels (`Family.validated_as`); those on which the variant is not
+        legal are left out.
         """
         if draft.broken is not None:
             return PreparedTrial(draft=draft, failure=draft.broken)
@@ -133,9 +135,10 @@ class Evaluator:
         try:
             built = compile_passes(self.family, draft.candidate, draft.passes, compiler)
             statistics = making.add(built)
-            cases = self._legal_cases(draft.values)
+            values = self.family.validation_values(draft.candidate)
+            cases = self._legal_cases(values)
             for case in cases:
-                candidate = Candidate(draft.values, case.problem, self._info)
+                candidate = Candidate(values, case.problem, self._info)
                 passes = _render(self.family, candidate, self._cases.scalars(case), draft.render)
                 making.add(compile_passes(self.family, candidate, passes, compiler))
         except (*MADE_BADLY, *RAN_BADLY, UsageError) as error:

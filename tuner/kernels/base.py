@@ -195,12 +195,19 @@ class Family:
     """How a candidate is launched on other lengths, for exports; None: only as it was measured."""
     scalars: Callable[[Any], dict[str, int | float]] | None = None
     """The scalars of a problem's operands for timing, without making these; None: make them."""
+    validated_as: Callable[[Candidate], Values] | None = None
+    """The values under which a candidate is launched on the validation cases: the very same
+    kernels, where its own values would choose others for problems that small. None: its own."""
 
     def timing_scalars(self, problem: Problem) -> dict[str, int | float]:
         """The scalars of the operands of kind "timing"."""
         if self.scalars is not None:
             return self.scalars(problem)
         return self.operands(problem, "timing", 0).scalars
+
+    def validation_values(self, candidate: Candidate) -> Values:
+        """The values under which a legal candidate is launched on the validation cases."""
+        return candidate.values if self.validated_as is None else self.validated_as(candidate)
 
     def parameter(self, name: str) -> Parameter:
         """The parameter of that name.

@@ -23,7 +23,7 @@ from tuner.kernels.base import (
     Values,
 )
 from tuner.kernels.decode_operands import make_operands, timing_scalars, validation_cases
-from tuner.kernels.splits import POLICIES, SplitPlan, split_plan
+from tuner.kernels.splits import MANY_PARTS, POLICIES, SplitPlan, split_plan
 from tuner.oracle import decode_reference, sampled_decode_reference
 from tuner.problems import PagedDecodeProblem
 
@@ -51,7 +51,7 @@ PARAMETERS = (
         used=_split_t,
     ),
     Parameter(
-        name="subgroups", values=(1, 2, 4, 6, 7, 8, 10, 12, 14, 16), help="subgroups per workgroup", used=_split_t
+        name="subgroups", values=(1, 2, 4, 8, 12, 16), help="subgroups per workgroup", used=_split_t
     ),
     Parameter(
         name="staging",
@@ -287,7 +287,7 @@ def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...
         "head_size": problem.head_size,
         "block_size": problem.block_size,
         "group": problem.group,
-        "splits": plan.parts > 1,
+        "splits": plan.combined,
     }
     if c["strategy"] == "baseline":
         groups = (problem.query_heads, problem.sequences, 1)
@@ -307,7 +307,7 @@ def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...
         groups=(plan.parts, problem.kv_heads, problem.sequences),
         subgroup_size=c["subgroup_size"] if c.device.subgroup_size_control else None,
     )
-    if plan.parts == 1:
+    if not plan.combined:
         return (attend,)
     combine = Pass(
         name="combine",
@@ -336,13 +336,22 @@ def _dispatch(c: Candidate) -> DispatchRule:
         groups={"attend": ("num_splits", "kv_heads", "sequences"), "combine": per_head},
         text="cut the longest context as the policy says (tuner.kernels.splits), in multiples of "
         "granule_tokens; these kernels are built for "
-        + ("several splits" if _plan(c).parts > 1 else "one split, without a combine pass"),
+        + ("any number of splits" if _plan(c).combined else "one split, without a combine pass"),
     )
+
+
+def _validated_as(c: Candidate) -> Values:
+    """The same kernels on contexts of up to a thousand tokens, cut as often as may be."""
+    if c["strategy"] == "baseline":
+        return c.values
+    if _plan(c).combined:
+        return {**c.values, "split": MANY_PARTS}
+    return {**c.values, "split": "none", "combine_slices": 1}
 
 
 def _scratch_bytes(c: Candidate) -> dict[str, int]:
     plan, problem = _plan(c), c.problem
-    if plan.parts == 1:
+    if not plan.combined:
         return {"partials": 4}
     rows = problem.sequences * problem.query_heads * plan.parts
     return {"partials": 4 * rows * (problem.head_size + 2)}
@@ -368,13 +377,17 @@ STARTS = tuple(
         strategy="matrix",
         subgroup_size=size,
         matrix_shape=shape,
-        subgroups=4,
-        tiles_unrolled=tiles,
-        split="device:4",
-        combine_slices=2,
+        subgroups=subgroups,
+        staging="shared",
+        prefetch=prefetch,
+        exchange=exchange,
+        tiles_unrolled=1,
+        split=split,
+        combine_slices=8,
     )
     for size, shape in ((32, "16x8x16"), (32, "16x16x16"), (64, "16x16x16"), (8, "8x8x8"))
-    for tiles in (2, 1)
+    for exchange in ("convert", "shared")
+    for subgroups, prefetch, split in ((12, 1, "device:1"), (8, 0, "device:2"), (4, 0, "device:4"))
 ) + tuple(
     _start(
         strategy=strategy,
@@ -410,4 +423,5 @@ PAGED_DECODE_Q8 = Family(
     bytes_moved=_bytes_moved,
     scalars=timing_scalars,
     dispatch=_dispatch,
+    validated_as=_validated_as,
 )

@@ -2,10 +2,14 @@
 
 A policy is a string, so that it can be a parameter value and stand in an export as it is:
 
-* ``none``: one workgroup walks the whole context; no combine pass;
-* ``count:N``: N parts, whatever the shape;
+* ``none``: one workgroup walks the whole context;
+* ``count:N``: N parts, or as many as the context has granules;
 * ``tokens:N``: parts of N tokens;
 * ``device:N``: as many parts as give at most N workgroups per compute unit in all.
+
+Kernels come in two kinds: those that leave partial results for a combine pass, and those that write
+the output themselves. ``count:N`` always means the former, even where a context is too short to be
+cut; ``tokens:N`` and ``device:N`` mean them where they make several parts.
 """
 
 from __future__ import annotations
@@ -34,11 +38,19 @@ POLICIES = (
 )
 
 
+MANY_PARTS = "count:16"
+"""The policy that cuts contexts of a thousand tokens into several parts with almost any granule."""
+
+
 class SplitPlan(NamedTuple):
-    """How the longest context is cut: `parts` parts of `tokens` tokens, the last may be shorter."""
+    """How the longest context is cut: `parts` parts of `tokens` tokens, the last may be shorter.
+
+    `combined`: the parts are joined by a combine pass, be it only one.
+    """
 
     parts: int
     tokens: int
+    combined: bool = False
 
 
 def split_plan(
@@ -60,4 +72,5 @@ def split_plan(
         wanted = int(argument) * (compute_units or 1) // workgroups
     tokens = -(-max(1, context) // max(1, wanted))
     tokens = -(-tokens // granule) * granule
-    return SplitPlan(max(1, -(-context // tokens)), tokens)
+    parts = max(1, -(-context // tokens))
+    return SplitPlan(parts, tokens, combined=parts > 1 or kind == "count")
