@@ -224,7 +224,8 @@ def _arithmetic(blocks: dict[str, Any], features: Features) -> dict[str, Any]:
         and bool(v13.integerDotProduct4x8BitPackedSignedAccelerated),
         "vulkan_memory_model": features["vulkanMemoryModel"],
         "shared_memory_views": features["workgroupMemoryExplicitLayout"]
-        and features["workgroupMemoryExplicitLayout16BitAccess"],
+        and features["workgroupMemoryExplicitLayout16BitAccess"]
+        and features["workgroupMemoryExplicitLayout8BitAccess"],
         "atomic_float_add": features["shaderBufferFloat32AtomicAdd"],
     }
 

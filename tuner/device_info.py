@@ -109,7 +109,7 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     integer_dot_product_accelerated: bool = False
     vulkan_memory_model: bool = False
     shared_memory_views: bool = False
-    """Shared memory may be seen as arrays of several types, 16-bit ones too."""
+    """Shared memory may be seen as arrays of several types, of 8 and 16 bits too."""
     atomic_float_add: bool = False
 
     # cooperative matrices

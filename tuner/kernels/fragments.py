@@ -81,12 +81,13 @@ def fragment_plan(
     head_size: int,
     row_words: int,
     staged: bool,
+    widened: bool = True,
 ) -> FragmentPlan | str:
     """The plan for a pair of layouts, or the reason why there is none.
 
     `row_words` is the distance of two tokens, in words. Rows that are staged are read from shared
     memory, where bank conflicts count; from global memory, neighbouring lanes take neighbouring
-    words.
+    words. Key codes that are `widened` to 16 bits come in pairs, else in order.
     """
     keys, values = _operand(scores.a), _operand(outputs.a)
     if isinstance(keys, str) or isinstance(values, str):
@@ -130,7 +131,9 @@ def fragment_plan(
         key_word=tuple(key_word[c] for c in key_terms.lane_class),
         key_slots=key_slots,
         key_tokens=_tokens_of(key_rows, tokens),
-        query_dims=_dims(key_terms, steps, key_word, key_slots, WIDENED),
+        query_dims=_dims(
+            key_terms, steps, key_word, key_slots, WIDENED if widened else IN_ORDER
+        ),
         value_elements=value_elements,
         value_word=tuple(value_word[c] for c in value_rows.lane_class),
         value_slots=value_slots,

@@ -46,7 +46,7 @@ def constants(c: Candidate) -> dict[str, object]:
     rows, columns, elements = _score_elements(layout.c)
     return {
         "plan": _required_plan(c),
-        "scores": layout,
+        "scores": _score_layout(c) or layout,
         "outputs": layout,
         "tile_rows": layout.shape.m,
         "tile_columns": layout.shape.n,
@@ -71,6 +71,19 @@ def _layout(values: Values, device: DeviceInfo) -> MatrixLayout | None:
     return None
 
 
+def _score_layout(c: Candidate) -> MatrixLayout | None:
+    """The layout of keys x query: of 8-bit integers where keys stay what they are."""
+    layout = _required_layout(c)
+    if c["key_operand"] == "float16":
+        return layout
+    wanted = (layout.shape.m, layout.shape.n)
+    for other in c.device.matrix_layouts:
+        same = (other.shape.m, other.shape.n) == wanted and other.c == layout.c
+        if same and other.shape.a_type == "int8":
+            return other
+    return None
+
+
 def _required_layout(c: Candidate) -> MatrixLayout:
     layout = _layout(c.values, c.device)
     assert layout is not None, "asked of an illegal candidate"
@@ -78,14 +91,24 @@ def _required_layout(c: Candidate) -> MatrixLayout:
 
 
 @functools.lru_cache(maxsize=256)
-def _plan_of(layout: MatrixLayout, head_size: int, in_shared: bool) -> FragmentPlan | str:
+def _plan_of(
+    scores: MatrixLayout, outputs: MatrixLayout, head_size: int, in_shared: bool
+) -> FragmentPlan | str:
     return fragment_plan(
-        layout, layout, head_size=head_size, row_words=row_words(head_size), staged=in_shared
+        scores,
+        outputs,
+        head_size=head_size,
+        row_words=row_words(head_size),
+        staged=in_shared,
+        widened=scores.shape.a_type == "float16",
     )
 
 
 def _plan(c: Candidate) -> FragmentPlan | str:
-    return _plan_of(_required_layout(c), c.problem.head_size, staged(c.values))
+    scores = _score_layout(c)
+    if scores is None:
+        return f"no 8-bit layout goes with the 16-bit layout of {c['matrix_shape']}"
+    return _plan_of(scores, _required_layout(c), c.problem.head_size, staged(c.values))
 
 
 def _required_plan(c: Candidate) -> FragmentPlan:
@@ -231,8 +254,11 @@ _BASE = ("strategy", "subgroup_size", "matrix_shape")
 CONSTRAINTS = (
     Constraint(needs=("strategy",), check=_check_features),
     Constraint(needs=(*_BASE, "exchange"), check=_check_shape),
-    Constraint(needs=(*_BASE, "staging"), check=_check_plan),
-    Constraint(needs=(*_BASE, "staging", "tiles_unrolled", "prefetch"), check=_check_registers),
+    Constraint(needs=(*_BASE, "key_operand", "staging"), check=_check_plan),
+    Constraint(
+        needs=(*_BASE, "key_operand", "staging", "tiles_unrolled", "prefetch"),
+        check=_check_registers,
+    ),
     Constraint(
         needs=(*_BASE, "staging", "tiles_unrolled", "subgroups", "exchange"),
         check=_check_shared_memory,

@@ -66,6 +66,12 @@ PARAMETERS = (
         used=matrix.by_matrix,
     ),
     Parameter(
+        name="key_operand",
+        values=("float16", "int8"),
+        help="keys widened to 16 bits, or as they are with the query in two int8 terms",
+        used=matrix.by_matrix,
+    ),
+    Parameter(
         name="tiles_unrolled",
         values=(1, 2, 4),
         help="matrices of tokens each subgroup loads before it computes",
@@ -272,7 +278,7 @@ def _arithmetic(values: Values) -> ArithmeticClass:
     if values["strategy"] == "packed_f16":
         return "f16"
     if values["strategy"] == "matrix":
-        return "f16_matrix"
+        return "f16_matrix" if values["key_operand"] == "float16" else "int8_matrix"
     if values["strategy"] == "int_dot":
         return "int8_one_term" if values["query_terms"] == 1 else "int8_two_terms"
     return "f32"

@@ -71,6 +71,7 @@ ROUNDINGS: dict[ArithmeticClass, Rounding] = {
     "f32": Rounding(),
     "f16": Rounding(query_unit=U16, logit_unit=U16, weight_unit=U16, value_unit=U16),
     "f16_matrix": Rounding(query_unit=U16, weight_unit=U16, sum_unit=2 * U32),
+    "int8_matrix": Rounding(query_step=1 / (127 * 254), weight_unit=U16, sum_unit=2 * U32),
     "int8_one_term": Rounding(query_step=1 / 127),
     "int8_two_terms": Rounding(query_step=1 / (127 * 254)),
 }
