@@ -100,7 +100,16 @@ class VulkanError(TunerError):
 
 
 class DeviceLostError(VulkanError):
-    """The device is gone; every object made on it must be made again."""
+    """The device is gone; every object made on it must be made again.
+
+    `faults` is what the driver knows of the cause, a line each, where it can tell.
+    """
+
+    def __init__(
+        self, call: str, name: str, code: int, hint: str = "", *, faults: Iterable[str] = ()
+    ) -> None:
+        self.hint, self.faults = hint, tuple(faults)
+        super().__init__(call, name, code, "; ".join((hint, *self.faults)).strip("; "))
 
 
 class OutOfMemoryError(TunerError):
@@ -128,6 +137,10 @@ class RunTimeoutError(TunerError):
 
 class WorkerDiedError(TunerError):
     """The process that does the device work ended by itself or by a signal."""
+
+
+class NoWorkerError(TunerError):
+    """There is no process to do the device work: it does not start, or was lost too often."""
 
 
 class MeasurementError(TunerError):

@@ -7,13 +7,11 @@ import socket
 import struct
 import time
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import msgspec
 
 from tuner.runner._worker_messages import encode
-
-T = TypeVar("T")
 
 _HEADER = struct.Struct("<Q")
 
@@ -55,9 +53,7 @@ class Channel:
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ClosedError from error
 
-    def receive(
-        self, kind: type[T] | Any, *, deadline: float | None = None
-    ) -> tuple[T, int | None]:
+    def receive(self, kind: Any, *, deadline: float | None = None) -> tuple[Any, int | None]:
         """The next message, which is of that type or union, and the descriptor that came with it.
 
         Raises:
@@ -67,7 +63,9 @@ class Channel:
         descriptors: list[int] = []
         try:
             self._limit(deadline)
-            first, descriptors, _, _ = socket.recv_fds(self._socket, _HEADER.size, 1)
+            first, descriptors, _, _ = socket.recv_fds(
+                self._socket, _HEADER.size, 1, socket.MSG_CMSG_CLOEXEC
+            )
             if not first:
                 raise ClosedError
             header = first + self._exactly(_HEADER.size - len(first), deadline)
@@ -95,7 +93,7 @@ class Channel:
     ) -> None:
         self.close()
 
-    def _exactly(self, count: int, deadline: float | None) -> bytes:
+    def _exactly(self, count: int, deadline: float | None) -> bytearray:
         data = bytearray(count)
         view = memoryview(data)
         while view:
@@ -104,7 +102,7 @@ class Channel:
             if not got:
                 raise ClosedError
             view = view[got:]
-        return bytes(data)
+        return data
 
     def _limit(self, deadline: float | None) -> None:
         """Let the next call on the socket take what is left; raises TimeoutError if nothing is."""

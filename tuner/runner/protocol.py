@@ -44,6 +44,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     bindings: tuple[str, ...]
     scratch_bytes: dict[str, int]
 
+    @property
+    def key(self) -> JobKey:
+        """What makes two jobs the same, hashable."""
+        return self.passes, self.bindings, tuple(sorted(self.scratch_bytes.items()))
+
+
+JobKey = tuple[tuple[JobPass, ...], tuple[str, ...], tuple[tuple[str, int], ...]]
+
 
 class OutputSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Shape and NumPy dtype name of one output buffer."""
@@ -121,12 +129,21 @@ class Runner(Protocol):
     """Executes and times jobs on one device.
 
     Every method may raise `VulkanError`, `DeviceLostError`, `OutOfMemoryError`, `RunTimeoutError`
-    or `WorkerDiedError`.
+    or `WorkerDiedError`, which are about the job or workload at hand, and `NoWorkerError`, after
+    which there is no going on.
     """
 
     @property
     def info(self) -> DeviceInfo:
         """The device's snapshot."""
+        ...
+
+    @property
+    def losses(self) -> int | None:
+        """How often the device, or the process that worked with it, was lost and replaced.
+
+        None: this runner cannot replace them, and is of no more use after a `DeviceLostError`.
+        """
         ...
 
     def load(

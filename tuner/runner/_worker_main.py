@@ -1,0 +1,149 @@
+"""The worker: a process that makes a runner and does what its parent asks, until that is gone.
+
+Started as `python -m tuner.runner._worker_main DESCRIPTOR`. Each channel has a thread of its own,
+so that pipelines are made in several threads at once, beside a launch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from tuner.errors import TunerError
+from tuner.runner._worker_arrays import pack, unpack
+from tuner.runner._worker_channel import Channel, ClosedError
+from tuner.runner._worker_messages import (
+    Close,
+    Control,
+    Execute,
+    Executed,
+    Hello,
+    Load,
+    Measure,
+    Prepare,
+    ReadBandwidth,
+    Release,
+    Reply,
+    Request,
+    Start,
+    Unload,
+    ValidationMessages,
+    raised,
+    reply_with,
+)
+from tuner.runner.protocol import Runner
+
+BUG_STATUS = 70
+"""Exit status after an exception that is none of the package's errors."""
+
+
+def main() -> NoReturn:
+    """Serve the socket with the descriptor that is the only argument."""
+    _settle_in()
+    control = Channel(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        start, _ = control.receive(Start)
+        try:
+            runner = _make(start)
+        except TunerError as error:
+            control.send(Reply(raised=raised(error)))
+            os._exit(0)
+        control.send(reply_with(Hello(runner.info)))
+        _serve_control(control, runner)
+    except ClosedError:
+        # The parent is gone. What a thread has on the device must not keep this process alive.
+        os._exit(0)
+    except BaseException:
+        _die_of_bug(*sys.exc_info())
+        raise
+
+
+def _settle_in() -> None:
+    """Ctrl-C is for the parent; dying shall be quick, and when memory runs out it is this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.excepthook = lambda hook: _die_of_bug(
+        hook.exc_type, hook.exc_value, hook.exc_traceback
+    )
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
+
+
+def _die_of_bug(kind: Any, error: Any, trace: Any) -> None:
+    traceback.print_exception(kind, error, trace)
+    sys.stderr.flush()
+    os._exit(BUG_STATUS)
+
+
+def _make(start: Start) -> Runner:
+    module, _, name = start.factory.partition(":")
+    return cast("Runner", getattr(importlib.import_module(module), name)(**start.arguments))
+
+
+def _serve_control(control: Channel, runner: Runner) -> NoReturn:
+    while True:
+        message, descriptor = control.receive(Control)
+        if isinstance(message, Close):
+            runner.close()
+            control.send(Reply())
+            os._exit(0)
+        channel = Channel(socket.socket(fileno=descriptor))
+        threading.Thread(target=_serve, args=(channel, runner), daemon=True).start()
+
+
+def _serve(channel: Channel, runner: Runner) -> None:
+    """Answer what comes on one channel until the parent closes it."""
+    with channel, contextlib.suppress(ClosedError):
+        while True:
+            request, descriptor = channel.receive(Request)
+            made: int | None = None
+            try:
+                result, made = _answer(runner, request, descriptor)
+                reply = reply_with(result)
+            except TunerError as error:
+                reply = Reply(raised=raised(error))
+            # Large operands must not outlive the request that brought them.
+            del request
+            channel.send(reply, descriptor=made)
+            if made is not None:
+                os.close(made)
+
+
+def _answer(runner: Runner, request: Any, descriptor: int | None) -> tuple[object, int | None]:
+    """What the runner answers, and the descriptor that goes with it."""
+    match request:
+        case Load():
+            inputs = unpack(request.inputs, descriptor)
+            runner.load(request.name, inputs, request.outputs, copies=request.copies)
+        case Unload():
+            runner.unload(request.name)
+        case Prepare():
+            return runner.prepare(request.job), None
+        case Release():
+            for _ in range(request.times):
+                runner.release(request.job)
+        case Execute():
+            execution = runner.execute(request.job, request.workload)
+            outputs, made = pack("outputs", execution.outputs)
+            return Executed(outputs=outputs, broken_guards=execution.broken_guards), made
+        case Measure():
+            return runner.measure(request.job, request.workload, request.plan), None
+        case ReadBandwidth():
+            return runner.read_bandwidth(request.nbytes, samples=request.samples), None
+        case ValidationMessages():
+            return tuple(getattr(runner, "messages", ())), None
+    return None, None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""The parent's side of one worker: start it, ask it, notice its death and whose fault that was."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from tuner.device_info import DeviceInfo
+from tuner.errors import DeviceLostError, RunTimeoutError, TunerError, WorkerDiedError
+from tuner.runner._worker_channel import Channel, ClosedError
+from tuner.runner._worker_messages import (
+    Close,
+    Hello,
+    OpenChannel,
+    Prepare,
+    Reply,
+    Start,
+    raised_error,
+)
+
+T = TypeVar("T")
+
+_LAST_LINES, _LAST_CHARACTERS = 4, 400
+_SAID_BYTES = 1 << 20
+"""What a worker may write to its standard error before what is old is thrown away."""
+_EXIT_S = 5.0
+"""How long a process may take to be gone once it has closed its sockets or was killed."""
+
+
+class LostError(Exception):
+    """The worker is gone in the middle of a call. `guilty`: it is known to be gone because of it.
+
+    `error` is what to tell the caller.
+    """
+
+    def __init__(self, error: TunerError, *, guilty: bool) -> None:
+        self.error, self.guilty = error, guilty
+        super().__init__(str(error))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """A request under way; `what` describes it in messages."""
+
+    what: str
+
+
+class Worker:
+    """One worker process. Any number of threads may `ask` at once.
+
+    A worker that is gone stays gone: every call that was under way, and every later one, raises
+    `LostError`. Where a deadline has passed, or a launch has lost the device, that call is guilty.
+    If the process ended by itself, the only call under way is; of several none is known to be.
+
+    Attributes:
+        info: the snapshot of its device.
+        loaded: names of the workloads that are resident in it; for the owner's use.
+        prepared: how often each job is prepared in it, by the job's key; for the owner's use.
+    """
+
+    def __init__(self, start: Start, *, seconds: float) -> None:
+        """Start a process and wait for its runner.
+
+        Raises:
+            WorkerDiedError, RunTimeoutError: the process ends, or is not ready in time.
+            TunerError: what making the runner raises.
+        """
+        self.loaded: set[str] = set()
+        self.prepared: dict[object, int] = {}
+        self._lock = threading.Lock()
+        self._calls: set[_Call] = set()
+        self._free: list[Channel] = []
+        self._death: TunerError | None = None
+        self._culprit: _Call | None = None
+        self._said = os.memfd_create("kvtune worker said")
+        fcntl.fcntl(self._said, fcntl.F_SETFL, os.O_APPEND)
+        ours, theirs = socket.socketpair()
+        self._control, self._control_lock = Channel(ours), threading.Lock()
+        with theirs:
+            self._process = _spawn(theirs.fileno(), self._said)
+        try:
+            self.info = self._hello(start, seconds)
+        except BaseException:
+            self._stop()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs and has not been given up."""
+        return self._death is None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def ask(
+        self,
+        request: Any,
+        kind: type[T] | Any,
+        *,
+        what: str,
+        seconds: float,
+        descriptor: int | None = None,
+    ) -> tuple[T, int | None]:
+        """Send a request and wait for its result, a `kind`, and the descriptor that came with it.
+
+        Raises:
+            LostError: the worker is gone, or gone from now on.
+            TunerError: what the worker's runner raised; the worker lives.
+        """
+        call = self._begin(what)
+        deadline = time.monotonic() + seconds
+        try:
+            reply, came = self._exchange(request, descriptor, deadline)
+            return self._result(call, request, reply, kind), came
+        except TimeoutError:
+            raise self._lost(call, RunTimeoutError(what, seconds), certain=True) from None
+        except ClosedError:
+            raise self._lost(call, None, certain=False) from None
+        except KeyboardInterrupt:
+            # Nobody will fetch the reply any more.
+            self._lost(call, WorkerDiedError(f"given up during {what}"), certain=True)
+            raise
+        finally:
+            with self._lock:
+                self._calls.discard(call)
+
+    def close(self, seconds: float) -> None:
+        """Let the worker tear its runner down; kill it if that takes longer. Idempotent."""
+        deadline = time.monotonic() + seconds
+        if self.alive:
+            with contextlib.suppress(ClosedError, TimeoutError), self._control_lock:
+                self._control.send(Close(), deadline=deadline)
+                self._control.receive(Reply, deadline=deadline)
+        with self._lock:
+            self._death = self._death or WorkerDiedError("the worker was closed")
+            self._stop()
+
+    def _hello(self, start: Start, seconds: float) -> DeviceInfo:
+        what, deadline = "starting the worker", time.monotonic() + seconds
+        try:
+            self._control.send(start, deadline=deadline)
+            reply, _ = self._control.receive(Reply, deadline=deadline)
+        except TimeoutError:
+            raise RunTimeoutError(what, seconds) from None
+        except ClosedError:
+            raise WorkerDiedError(self._how_it_ended(what)) from None
+        if reply.raised is not None:
+            raise raised_error(reply.raised)
+        return msgspec.msgpack.decode(reply.result, type=Hello).info
+
+    def _begin(self, what: str) -> _Call:
+        call = _Call(what)
+        with self._lock:
+            if self._death is not None:
+                raise LostError(self._death, guilty=False)
+            self._calls.add(call)
+            if os.fstat(self._said).st_size > _SAID_BYTES:
+                os.ftruncate(self._said, 0)
+        return call
+
+    def _exchange(
+        self, request: Any, descriptor: int | None, deadline: float
+    ) -> tuple[Reply, int | None]:
+        """Request and reply on a channel that no other call uses. Raises as `Channel` does."""
+        with self._lock:
+            channel = self._free.pop() if self._free else None
+        channel = channel or self._new_channel(deadline)
+        try:
+            channel.send(request, descriptor=descriptor, deadline=deadline)
+            reply, came = channel.receive(Reply, deadline=deadline)
+        except BaseException:
+            channel.close()
+            raise
+        with self._lock:
+            self._free.append(channel)
+        return reply, came
+
+    def _new_channel(self, deadline: float) -> Channel:
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs, self._control_lock:
+                self._control.send(OpenChannel(), descriptor=theirs.fileno(), deadline=deadline)
+        except BaseException:
+            ours.close()
+            raise
+        return Channel(ours)
+
+    def _result(self, call: _Call, request: Any, reply: Reply, kind: type[T] | Any) -> T:
+        if reply.raised is None:
+            result: T = msgspec.msgpack.decode(reply.result, type=kind)
+            return result
+        error = raised_error(reply.raised)
+        if isinstance(error, (DeviceLostError, RunTimeoutError)):
+            # A launch in another thread may have lost the device under pipelines being made.
+            certain = not isinstance(request, Prepare) or isinstance(error, RunTimeoutError)
+            raise self._lost(call, error, certain=certain)
+        raise error
+
+    def _lost(self, call: _Call, error: TunerError | None, *, certain: bool) -> LostError:
+        """Give the worker up, unless another call was first to do so, and tell this call's part."""
+        with self._lock:
+            if self._death is None:
+                self._culprit = call if certain or self._calls == {call} else None
+                self._death = error or WorkerDiedError(self._how_it_ended(call.what))
+                self._stop()
+            guilty = self._culprit is call
+            return LostError(error or WorkerDiedError(str(self._death)), guilty=guilty)
+
+    def _stop(self) -> None:
+        """Kill what still runs of the process, and free what belongs to it."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            # A process that hangs in its driver, deep in the kernel, outlives even that.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_EXIT_S)
+        self._control.close()
+        while self._free:
+            self._free.pop().close()
+        if self._said >= 0:
+            os.close(self._said)
+            self._said = -1
+
+    def _how_it_ended(self, what: str) -> str:
+        """In words, with the last lines of its standard error."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_EXIT_S)
+        status = self._process.returncode
+        if status is None:
+            end = "closed its connection"
+        elif status < 0:
+            end = f"was killed by {_signal_name(-status)}"
+        else:
+            end = f"ended with exit status {status}"
+        last = self._last_lines()
+        return f"the worker {end} during {what}" + (f"; it last said: {last}" if last else "")
+
+    def _last_lines(self) -> str:
+        size = os.fstat(self._said).st_size
+        said = os.pread(self._said, 4096, max(0, size - 4096)).decode("utf-8", "replace")
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        return " | ".join(lines[-_LAST_LINES:])[-_LAST_CHARACTERS:]
+
+
+def _spawn(control: int, said: int) -> subprocess.Popen[bytes]:
+    """The process, in a group of its own: a Ctrl-C on the terminal is not for it."""
+    paths = [path or str(Path.cwd()) for path in sys.path]
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "tuner.runner._worker_main", str(control)],
+        stdin=subprocess.DEVNULL,
+        stdout=said,
+        stderr=said,
+        pass_fds=(control,),
+        process_group=0,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+    return f"{name} ({signal.strsignal(number)})"

@@ -1,0 +1,357 @@
+"""The runner whose device work happens in another process, which may crash, hang or be killed.
+
+A worker that is lost costs the one call that lost it. The next call starts another worker, into
+which the resident workloads are loaded again; jobs are prepared again when they are needed. Calls
+that were under way beside the guilty one are made again, each alone, so that a second loss has one
+cause.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tuner.device_info import DeviceInfo
+from tuner.errors import NoWorkerError, OutOfMemoryError, TunerError
+from tuner.runner._deadlines import Deadlines
+from tuner.runner._worker_arrays import pack, unpack
+from tuner.runner._worker_gate import Gate
+from tuner.runner._worker_messages import (
+    Execute,
+    Executed,
+    Load,
+    Measure,
+    Prepare,
+    ReadBandwidth,
+    Release,
+    Request,
+    Unload,
+    ValidationMessages,
+)
+from tuner.runner._worker_process import LostError, Worker
+from tuner.runner._worker_succession import Succession
+from tuner.runner.protocol import (
+    Array,
+    Bandwidth,
+    Execution,
+    Job,
+    JobKey,
+    Measurement,
+    MeasurePlan,
+    OutputSpec,
+    Prepared,
+)
+
+T = TypeVar("T")
+
+VULKAN = "tuner.runner.vulkan:VulkanRunner"
+ATTEMPTS = 3
+"""How often a call that is no variant's fault (an upload, a calibration) is made in all."""
+RESTART_PAUSES_S = (0.0, 1.0, 4.0)
+"""Before each attempt to start another worker: a GPU may need some seconds to come back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Workload:
+    """What is needed to load a workload again. The arrays are the caller's, not copies."""
+
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, OutputSpec]
+    copies: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all copies."""
+        inputs = sum(array.nbytes for array in self.inputs.values())
+        return self.copies * (inputs + sum(spec.nbytes for spec in self.outputs.values()))
+
+
+class WorkerRunner:
+    """A `Runner` that drives another one in a worker process.
+
+    Arrays given to `load` are kept, not copied, until `unload`: they must not change meanwhile.
+
+    Args:
+        selector, validation, cache_dir: as for `tuner.runner.vulkan.VulkanRunner`.
+        deadlines: how long each kind of call may take before the worker is killed.
+        factory: what makes the worker's runner, as "module:callable"; called with `selector`,
+            `validation`, `timeout_s` and `cache_dir` as VulkanRunner is, and with `options`.
+        options: further arguments of the factory, plain data.
+        restart_pauses_s: seconds to wait before each attempt to replace a lost worker.
+
+    Raises:
+        NoDeviceError and whatever else making the runner raises.
+        WorkerDiedError, RunTimeoutError: the worker does not start.
+    """
+
+    def __init__(
+        self,
+        selector: str | None = None,
+        validation: bool = False,
+        *,
+        cache_dir: Path | None = None,
+        deadlines: Deadlines | None = None,
+        factory: str = VULKAN,
+        options: Mapping[str, Any] | None = None,
+        restart_pauses_s: Sequence[float] = RESTART_PAUSES_S,
+    ) -> None:
+        self._deadlines = deadlines or Deadlines()
+        self._workers = Succession(
+            factory,
+            {
+                "validation": validation,
+                "timeout_s": self._deadlines.launch_s,
+                "cache_dir": None if cache_dir is None else str(cache_dir),
+                **(options or {}),
+            },
+            selector=selector,
+            deadlines=self._deadlines,
+            pauses_s=restart_pauses_s,
+        )
+        self._info = self._workers.info
+        self._pauses_s = tuple(restart_pauses_s)
+        self._gate, self._lock = Gate(), threading.Lock()
+        self._workloads: dict[str, _Workload] = {}
+        self._users: dict[JobKey, int] = {}
+
+    @property
+    def info(self) -> DeviceInfo:
+        """The device's snapshot, taken when the first worker started."""
+        return self._info
+
+    @property
+    def losses(self) -> int:
+        """How many workers were lost so far."""
+        return self._workers.losses
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker of now, which may be lost already."""
+        return self._workers.latest.pid
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """What the validation layer has said to the worker of now; nothing once that is gone."""
+        with self._gate.entered():
+            return self._told(ValidationMessages(), tuple[str, ...]) or ()
+
+    def load(
+        self,
+        name: str,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, OutputSpec],
+        *,
+        copies: int = 1,
+    ) -> None:
+        """See `Runner.load`."""
+        workload = _Workload(inputs=dict(inputs), outputs=dict(outputs), copies=copies)
+
+        def upload(worker: Worker) -> None:
+            # A refused upload may or may not have taken its predecessor's place.
+            worker.loaded.discard(name)
+            self._upload(worker, name, workload)
+
+        others = {key: each for key, each in self._workloads.items() if key != name}
+        with self._gate.entered():
+            self._made_anyhow(f"loading workload {name!r}", upload, others)
+        self._workloads[name] = workload
+
+    def unload(self, name: str) -> None:
+        """See `Runner.unload`."""
+        self._workloads.pop(name, None)
+        with self._gate.entered():
+            loaded = self._workers.latest.loaded
+            if name in loaded:
+                loaded.discard(name)
+                self._told(Unload(name=name), None)
+
+    def prepare(self, job: Job) -> Prepared:
+        """See `Runner.prepare`."""
+        prepared = self._tried(lambda: self._prepare(self._workers.living(), job))
+        with self._lock:
+            self._users[job.key] = self._users.get(job.key, 0) + 1
+        return prepared
+
+    def release(self, job: Job) -> None:
+        """See `Runner.release`. The worker hears of the last release only."""
+        with self._lock:
+            left = self._users.pop(job.key, 0) - 1
+            if left > 0:
+                self._users[job.key] = left
+                return
+            times = self._workers.latest.prepared.pop(job.key, 0)
+        if times:
+            with self._gate.entered():
+                self._told(Release(job=job, times=times), None)
+
+    def execute(self, job: Job, workload: str) -> Execution:
+        """See `Runner.execute`."""
+
+        def launch() -> Execution:
+            worker = self._ready_for(job)
+            executed, descriptor = worker.ask(
+                Execute(job=job, workload=workload),
+                Executed,
+                what=f"a launch of {_named(job)} on {workload!r}",
+                seconds=self._deadlines.execute(self._info),
+            )
+            outputs = unpack(executed.outputs, descriptor)
+            return Execution(outputs=outputs, broken_guards=executed.broken_guards)
+
+        return self._tried(launch)
+
+    def measure(self, job: Job, workload: str, plan: MeasurePlan) -> Measurement:
+        """See `Runner.measure`."""
+
+        def time_it() -> Measurement:
+            measurement, _ = self._ready_for(job).ask(
+                Measure(job=job, workload=workload, plan=plan),
+                Measurement,
+                what=f"measuring {_named(job)} on {workload!r}",
+                seconds=self._deadlines.measure(self._info, plan),
+            )
+            return measurement
+
+        return self._tried(time_it)
+
+    def read_bandwidth(self, nbytes: int, *, samples: int = 20) -> Bandwidth:
+        """See `Runner.read_bandwidth`."""
+        what = f"reading {nbytes} bytes"
+
+        def read(worker: Worker) -> Bandwidth:
+            bandwidth, _ = worker.ask(
+                ReadBandwidth(nbytes=nbytes, samples=samples),
+                Bandwidth,
+                what=what,
+                seconds=self._deadlines.read_bandwidth(self._info, nbytes),
+            )
+            return bandwidth
+
+        with self._gate.entered():
+            return self._made_anyhow(what, read, self._workloads)
+
+    def close(self) -> None:
+        """See `Runner.close`. A worker that does not end by itself is killed."""
+        self._workers.close()
+
+    # ---- calls that survive the worker
+
+    def _tried(self, attempt: Callable[[], T]) -> T:
+        """Make a call for a variant: again, and alone, if the worker was lost by another's fault.
+
+        Raises:
+            DeviceLostError, RunTimeoutError, WorkerDiedError: this call has lost the worker.
+        """
+        try:
+            with self._gate.entered():
+                return attempt()
+        except LostError as lost:
+            if lost.guilty:
+                raise lost.error from None
+        with self._gate.entered(alone=True):
+            try:
+                return attempt()
+            except LostError as lost:
+                raise lost.error from None
+
+    def _made_anyhow(
+        self, what: str, attempt: Callable[[Worker], T], resident: Mapping[str, _Workload]
+    ) -> T:
+        """Make a call that is no variant's fault, beside `resident` workloads, up to three times.
+
+        Raises:
+            NoWorkerError: the worker was lost each time.
+        """
+        error: TunerError | None = None
+        for _ in range(ATTEMPTS):
+            worker = self._workers.living()
+            try:
+                for name, workload in resident.items():
+                    if name not in worker.loaded:
+                        self._restore(worker, name, workload)
+                return attempt(worker)
+            except LostError as lost:
+                error = lost.error
+        raise NoWorkerError(f"{what} lost the worker {ATTEMPTS} times, the last time so: {error}")
+
+    def _told(self, request: Request, kind: Any) -> Any:
+        """Ask the worker of now what matters to no other; None if it is gone."""
+        worker = self._workers.latest
+        if not worker.alive:
+            return None
+        seconds = self._deadlines.launch(self._info) + self._deadlines.spare_s
+        try:
+            return worker.ask(request, kind, what=type(request).__name__, seconds=seconds)[0]
+        except LostError:
+            return None
+
+    # ---- what is in the worker
+
+    def _ready_for(self, job: Job) -> Worker:
+        """The worker, with all workloads in it, and the job prepared if the caller had that done.
+
+        Raises:
+            LostError: the worker was lost over the job.
+            NoWorkerError: it was lost over the workloads, again and again.
+        """
+        what = "loading the workloads again"
+        worker = self._made_anyhow(what, lambda worker: worker, self._workloads)
+        if job.key in self._users and job.key not in worker.prepared:
+            self._prepare(worker, job)
+        return worker
+
+    def _restore(self, worker: Worker, name: str, workload: _Workload) -> None:
+        """Load a workload again that has fitted before.
+
+        Raises:
+            NoWorkerError: it does not fit any more, though memory that a lost worker held was given
+                time to come back.
+        """
+        for pause_s in self._pauses_s:
+            time.sleep(pause_s)
+            try:
+                return self._upload(worker, name, workload)
+            except OutOfMemoryError as error:
+                last = error
+        raise NoWorkerError(f"a new worker has no room for what the last one held: {last}")
+
+    def _upload(self, worker: Worker, name: str, workload: _Workload) -> None:
+        what = f"loading workload {name!r}"
+        packed, descriptor = pack(what, workload.inputs)
+        try:
+            worker.ask(
+                Load(
+                    name=name,
+                    inputs=packed,
+                    outputs=dict(workload.outputs),
+                    copies=workload.copies,
+                ),
+                None,
+                what=what,
+                seconds=self._deadlines.upload(self._info, workload.total_bytes),
+                descriptor=descriptor,
+            )
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+        worker.loaded.add(name)
+
+    def _prepare(self, worker: Worker, job: Job) -> Prepared:
+        prepared, _ = worker.ask(
+            Prepare(job=job),
+            Prepared,
+            what=f"making the pipelines of {_named(job)}",
+            seconds=self._deadlines.prepare_s,
+        )
+        with self._lock:
+            worker.prepared[job.key] = worker.prepared.get(job.key, 0) + 1
+        return prepared
+
+
+def _named(job: Job) -> str:
+    return ", ".join(each.name for each in job.passes)
