@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -16,6 +17,8 @@ from typing import Any
 
 import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from tests.toy_family import (
     TOY,
@@ -299,7 +302,7 @@ def test_failures_are_kept_counted_and_never_proposed_again(journal: Path) -> No
 
 
 def only_study(journal: Path) -> optuna.Study:
-    storage = open_storage(journal).journal
+    storage = JournalStorage(JournalFileBackend(str(journal)))
     (summary,) = optuna.get_all_study_summaries(storage)
     return optuna.load_study(study_name=summary.study_name, storage=storage)
 
@@ -682,7 +685,8 @@ def test_a_variant_under_way_at_every_crash_is_given_up(journal: Path) -> None:
     run(journal, store=store, trials=3)
     name = only_study(journal).study_name
     for _ in range(MAX_CRASHES):
-        StudyLog(open_storage(journal), name, encoding).start(guilty)
+        with contextlib.closing(open_storage(journal)) as storage:
+            StudyLog(storage, name, encoding).start(guilty)
     result = run(journal, store=store, trials=10)
     record = next(r for r in store.kept if r.values == guilty)
     assert record.state == "runtime"

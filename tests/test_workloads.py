@@ -203,7 +203,7 @@ def test_named_workloads_all_load_and_say_what_they_are() -> None:
 
 
 def test_h200_decode_is_the_published_table() -> None:
-    sizes = {(64, 16384), (8, 16384), (1, 131072), (64, 4096), (1, 16384), (1, 4096)}
+    sizes = {(64, 16384), (8, 16384), (1, 131072), (64, 4096), (8, 4096), (1, 16384), (1, 4096)}
     found = workloads.load_workload("h200-decode")
     assert {(p.sequences, p.context, p.group) for p in found} == {
         (*size, group) for size in sizes for group in (4, 8)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner import _vk
+from tuner._device_fault import fault_lines
 from tuner._features import Features, Version, supported
 from tuner._snapshot import api_version, memory_heaps, snapshot
 from tuner.device_info import DeviceInfo, DeviceKind
-from tuner.errors import NoDeviceError
+from tuner.errors import DeviceLostError, NoDeviceError
 
 VALIDATION_LAYER = "VK_LAYER_KHRONOS_validation"
 NEEDED_API: Version = (1, 3)
@@ -150,6 +151,20 @@ class Device:
             VulkanError: the driver has none of that name.
         """
         return _vk.procedure(self.instance, name)
+
+    def check(self, name: str, code: int) -> None:
+        """As `_vk.check`; where the device is lost, with what the driver knows of the cause.
+
+        Raises:
+            VulkanError, DeviceLostError: the code is not 0.
+        """
+        try:
+            _vk.check(name, code)
+        except DeviceLostError as lost:
+            if not self.info.device_fault:
+                raise
+            faults = fault_lines(self.procedure("vkGetDeviceFaultInfoEXT"), self.handle)
+            raise DeviceLostError(name, lost.name, code, lost.hint, faults=faults) from None
 
     def free_bytes(self, heap: int) -> int | None:
         """What is left of a heap by the driver's account, None where it keeps none."""

@@ -23,13 +23,17 @@ def calibrate(
     device: options.Device = None,
     out: options.Out = options.RESULTS,
     cache: options.Cache = None,
+    in_process: options.InProcess = False,
     json: options.Json = False,
 ) -> None:
     """Measure and store the device's read bandwidth."""
     from tuner.cli.session import calibrate as measure_reads
     from tuner.cli.session import open_store, opened, session_name, warn_of_cpu
 
-    with opened(device, cache=cache) as open_device, open_store(out, open_device.info) as store:
+    with (
+        opened(device, cache=cache, in_process=in_process) as open_device,
+        open_store(out, open_device.info) as store,
+    ):
         warn_of_cpu(open_device.info)
         measured = measure_reads(open_device.runner, session_name())
         store.append_calibration(measured)
@@ -60,6 +64,7 @@ def bench(
     block_size: options.BlockSize = 16,
     workload: options.Workload = None,
     cache: options.Cache = None,
+    in_process: options.InProcess = False,
     json: options.Json = False,
 ) -> None:
     """Time one variant beside the baseline.
@@ -80,7 +85,7 @@ def bench(
         block_size=block_size,
         workload=workload,
     )
-    with opened(device, cache=cache) as open_device:
+    with opened(device, cache=cache, in_process=in_process) as open_device:
         info = open_device.info
         problems = choice.problems(on_cpu=info.is_cpu)
         for problem in problems:

@@ -40,6 +40,14 @@ Cache = Annotated[
     typer.Option("--cache", metavar="FOLDER", help="Compile cache; default: in the user's cache."),
 ]
 
+InProcess = Annotated[
+    bool,
+    typer.Option(
+        "--in-process",
+        help="Do device work in this process: a kernel that crashes or hangs takes it down.",
+    ),
+]
+
 _PROBLEMS = "Problems"
 Shape = Annotated[
     list[str] | None,

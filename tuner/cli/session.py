@@ -23,20 +23,19 @@ if TYPE_CHECKING:
     from tuner.results import Store
     from tuner.runner.protocol import Runner
     from tuner.runner.vulkan import VulkanRunner
+    from tuner.runner.worker import WorkerRunner
 
 _MIB = 2**20
 CPU_READS = (16 * _MIB, 64 * _MIB)
 GPU_READS = (64 * _MIB, 256 * _MIB, 1024 * _MIB, 2048 * _MIB)
 """Bytes of the calibration's reads, ascending: the ceiling depends on the size."""
-GPU_TIMEOUT_S, CPU_TIMEOUT_S = 20.0, 90.0
-"""How long a launch may take; a CPU driver compiles the kernel in the first one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
     """An open device and a compiler whose caches persist."""
 
-    runner: VulkanRunner
+    runner: VulkanRunner | WorkerRunner
     compiler: Compiler
 
     @property
@@ -53,29 +52,36 @@ def default_cache() -> Path:
 
 @contextmanager
 def opened(
-    selector: str | None, *, cache: Path | None = None, validation: bool = False
+    selector: str | None,
+    *,
+    cache: Path | None = None,
+    validation: bool = False,
+    in_process: bool = False,
 ) -> Iterator[Opened]:
-    """Open a device for the block.
+    """Open a device for the block, in a worker process unless `in_process`.
 
     Raises:
         NoDeviceError: no driver, or none or several devices that match.
     """
     from tuner.compile import Compiler
-    from tuner.device import list_devices, select
-    from tuner.runner.vulkan import VulkanRunner
 
-    listed = list_devices()
-    on_cpu = listed[select(listed, selector)].is_cpu
     folder = cache or default_cache()
     compiler = Compiler(folder / "spirv")
-    runner = VulkanRunner(
-        selector,
-        validation,
-        timeout_s=CPU_TIMEOUT_S if on_cpu else GPU_TIMEOUT_S,
-        cache_dir=folder / "pipelines",
-    )
-    with closing(runner):
+    make = _in_process if in_process else _in_worker
+    with closing(make(selector, validation, folder / "pipelines")) as runner:
         yield Opened(runner, compiler)
+
+
+def _in_process(selector: str | None, validation: bool, cache: Path) -> VulkanRunner:
+    from tuner.runner.vulkan import VulkanRunner
+
+    return VulkanRunner(selector, validation, cache_dir=cache)
+
+
+def _in_worker(selector: str | None, validation: bool, cache: Path) -> WorkerRunner:
+    from tuner.runner.worker import WorkerRunner
+
+    return WorkerRunner(selector, validation, cache_dir=cache)
 
 
 def session_name() -> str:

@@ -73,6 +73,13 @@ def tune(
     ] = None,
     out: options.Out = options.RESULTS,
     cache: options.Cache = None,
+    retry_failed: Annotated[
+        bool,
+        typer.Option(
+            "--retry-failed", help="Try variants again that hung, crashed or lost the device."
+        ),
+    ] = False,
+    in_process: options.InProcess = False,
     json: options.Json = False,
 ) -> None:
     """Search the fastest variant for each problem.
@@ -92,10 +99,18 @@ def tune(
         block_size=block_size,
         workload=workload,
     )
-    with opened(device, cache=cache) as open_device:
+    with opened(device, cache=cache, in_process=in_process) as open_device:
         info = open_device.info
         tasks = _tasks(family, choice, info)
-        settings = _settings(trials, seconds, sampler, seed, problems=len(tasks), info=info)
+        settings = _settings(
+            trials,
+            seconds,
+            sampler,
+            seed,
+            retry_failed=retry_failed,
+            problems=len(tasks),
+            info=info,
+        )
         with open_store(out, info) as store:
             warn_of_cpu(info)
             note(f"{info.name} ({info.driver}): measuring the read bandwidth")
@@ -142,6 +157,7 @@ def _settings(
     sampler: str,
     seed: int,
     *,
+    retry_failed: bool,
     problems: int,
     info: DeviceInfo,
 ) -> Settings:
@@ -153,7 +169,9 @@ def _settings(
         raise UnknownNameError("sampler", sampler, SAMPLERS)
     if trials is None and seconds is None:
         seconds = problems * (CPU_SECONDS if info.is_cpu else GPU_SECONDS)
-    return Settings(trials=trials, seconds=seconds, sampler=chosen, seed=seed)
+    return Settings(
+        trials=trials, seconds=seconds, sampler=chosen, seed=seed, retry_failed=retry_failed
+    )
 
 
 def _search(

@@ -70,6 +70,7 @@ def verify(
     sequences: options.Sequences = "1",
     context: options.Context = "1024",
     cache: options.Cache = None,
+    in_process: options.InProcess = False,
     json: options.Json = False,
 ) -> None:
     """Check variants on the device against the oracle.
@@ -85,7 +86,7 @@ def verify(
     count = _count(variants)
     chosen = kernels.families() if family is None else (kernels.family(family),)
     choice = options.ProblemChoice(shapes=shape, models=model, sequences=sequences, context=context)
-    with opened(device, cache=cache, validation=validation) as open_device:
+    with opened(device, cache=cache, validation=validation, in_process=in_process) as open_device:
         info = open_device.info
         batches = [
             batch for each in chosen for batch in _batches(each, choice, info, count, seed=seed)
@@ -176,7 +177,7 @@ def _judged(evaluator: Evaluator, variants: Sequence[Values]) -> Iterator[tuple[
     """Each variant with what validation found; the next are compiled meanwhile.
 
     Raises:
-        DeviceLostError: the device is gone, so nothing more can be found.
+        DeviceLostError: the device is gone for good, so nothing more can be found.
     """
     threads = min(8, os.cpu_count() or 1)
     waiting: deque[Future[PreparedTrial]] = deque()
@@ -190,8 +191,9 @@ def _judged(evaluator: Evaluator, variants: Sequence[Values]) -> Iterator[tuple[
                 findings = evaluator.validate(trial)
                 evaluator.release(trial)
                 yield values, findings
-                if findings.failure is not None and findings.failure.lost is not None:
-                    raise findings.failure.lost
+                failure = findings.failure
+                if failure and failure.lost and evaluator.runner.losses is None:
+                    raise failure.lost
         finally:
             for future in waiting:
                 if not future.cancel():

@@ -222,7 +222,7 @@ class Evaluator:
         """The record of a trial: correct if it was measured and `findings` has no failure.
 
         Raises:
-            TrialLostDeviceError: the failure is a lost device.
+            TrialLostDeviceError: the failure is a lost device, which the runner cannot replace.
         """
         failure = findings.failure
         timing: dict[str, Any] = {}
@@ -256,7 +256,7 @@ class Evaluator:
             note=note,
             **timing,
         )
-        if failure is not None and failure.lost is not None:
+        if failure is not None and failure.lost is not None and self.runner.losses is None:
             raise TrialLostDeviceError(record, failure.lost)
         return record
 

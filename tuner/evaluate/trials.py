@@ -119,20 +119,22 @@ class TrialLostDeviceError(DeviceLostError):
 
     def __init__(self, record: Record, cause: DeviceLostError) -> None:
         self.record = record
-        super().__init__(cause.call, cause.name, cause.code)
+        super().__init__(cause.call, cause.name, cause.code, cause.hint, faults=cause.faults)
 
 
 def failure_of(error: TunerError, *, making: bool = False) -> Failure:
     """The failure that an error stands for, in T4's words.
 
     `making`: it was raised while the kernel or its pipelines were made, so that whatever is neither
-    a deadline nor a lost device is a failure to compile. A usage error is the runner's word that
-    the variant breaks a limit which its family's constraints forgot.
+    a deadline nor a lost device or worker is a failure to compile. A usage error is the runner's
+    word that the variant breaks a limit which its family's constraints forgot.
     """
     if isinstance(error, RunTimeoutError):
         return Failure(state="timeout", error=str(error))
     if isinstance(error, DeviceLostError):
         return Failure(state="runtime", error=f"device lost: {error}", lost=error)
+    if isinstance(error, WorkerDiedError):
+        return Failure(state="runtime", error=str(error))
     if isinstance(error, UsageError):
         return Failure(state="constraints", error=str(error))
     if making or isinstance(error, MADE_BADLY):

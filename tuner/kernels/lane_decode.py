@@ -97,6 +97,8 @@ def _check_head_slices(c: Candidate) -> str | None:
             f"{c['head_slices']} head slices need as many subgroups (here {c['subgroups']}) and "
             f"query heads per KV head (here {c.problem.group})"
         )
+    if c["subgroups"] % c["head_slices"]:
+        return f"{c['subgroups']} subgroups are not dealt out evenly to {c['head_slices']} slices"
     if (c["head_slices"] - 1) * heads_per_slice(c) >= c.problem.group:
         return (
             f"{c['head_slices']} head slices of {heads_per_slice(c)} query heads leave one without "

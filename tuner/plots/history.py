@@ -93,7 +93,7 @@ def _panel(axes: Axes, outcome: Outcome) -> None:
         # Room below for the failures' marks, so that they hide no trial.
         style.log_ticks(axes, "y", min(times) / 1.6, max(times) * 1.25)
         axes.annotate(
-            f"{min(times):.4g} µs",
+            style.time_text(1000 * min(times)),
             best[-1],
             xytext=(-2, -3),
             textcoords="offset points",

@@ -102,7 +102,8 @@ class Commands:
     def submit(self) -> None:
         """End recording and submit."""
         _vk.call("vkEndCommandBuffer", self._buffer)
-        _vk.call("vkQueueSubmit", self._device.queue, 1, self._submit_info, self._fence)
+        code = _vk.lib.vkQueueSubmit(self._device.queue, 1, self._submit_info, self._fence)
+        self._device.check("vkQueueSubmit", code)
         self.busy = True
 
     def wait(self, what: str) -> None:
@@ -120,7 +121,7 @@ class Commands:
         if code == _vk.TIMEOUT:
             raise RunTimeoutError(what, self.timeout_s)
         self._idle()
-        _vk.check("vkWaitForFences", code)
+        self._device.check("vkWaitForFences", code)
         _vk.call("vkResetFences", self._device.handle, 1, self._fences)
 
     def run(self, what: str, record: Callable[[Any], None]) -> None:

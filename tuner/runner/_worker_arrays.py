@@ -72,9 +72,7 @@ def unpack(packed: Packed, descriptor: int | None) -> dict[str, Array]:
     }
 
 
-def _shared(
-    what: str, arrays: Mapping[str, Array], parts: Mapping[str, Part], nbytes: int
-) -> int:
+def _shared(what: str, arrays: Mapping[str, Array], parts: Mapping[str, Part], nbytes: int) -> int:
     descriptor = os.memfd_create("kvtune arrays")
     try:
         os.ftruncate(descriptor, nbytes)
@@ -92,7 +90,7 @@ def _shared(
 
 def _write(descriptor: int, array: Array, offset: int) -> None:
     """Writing fills new shared memory at twice the speed of storing into a mapping of it."""
-    rest = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    rest = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     while rest:
         written = os.pwrite(descriptor, rest[:_PIECE_BYTES], offset)
         rest, offset = rest[written:], offset + written

@@ -87,7 +87,10 @@ def _die_of_bug(kind: Any, error: Any, trace: Any) -> None:
 
 def _make(start: Start) -> Runner:
     module, _, name = start.factory.partition(":")
-    return cast("Runner", getattr(importlib.import_module(module), name)(**start.arguments))
+    arguments = dict(start.arguments)
+    if arguments.get("cache_dir") is not None:
+        arguments["cache_dir"] = Path(arguments["cache_dir"])
+    return cast("Runner", getattr(importlib.import_module(module), name)(**arguments))
 
 
 def _serve_control(control: Channel, runner: Runner) -> NoReturn:

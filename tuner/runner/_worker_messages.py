@@ -90,9 +90,7 @@ class ValidationMessages(Message, frozen=True, kw_only=True):
     """What the validation layer has said so far."""
 
 
-Request = (
-    Load | Unload | Prepare | Release | Execute | Measure | ReadBandwidth | ValidationMessages
-)
+Request = Load | Unload | Prepare | Release | Execute | Measure | ReadBandwidth | ValidationMessages
 Control = OpenChannel | Close
 
 

@@ -13,7 +13,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -29,8 +29,6 @@ from tuner.runner._worker_messages import (
     Start,
     raised_error,
 )
-
-T = TypeVar("T")
 
 _LAST_LINES, _LAST_CHARACTERS = 4, 400
 _SAID_BYTES = 1 << 20
@@ -109,12 +107,12 @@ class Worker:
     def ask(
         self,
         request: Any,
-        kind: type[T] | Any,
+        kind: Any,
         *,
         what: str,
         seconds: float,
         descriptor: int | None = None,
-    ) -> tuple[T, int | None]:
+    ) -> tuple[Any, int | None]:
         """Send a request and wait for its result, a `kind`, and the descriptor that came with it.
 
         Raises:
@@ -130,8 +128,10 @@ class Worker:
             raise self._lost(call, RunTimeoutError(what, seconds), certain=True) from None
         except ClosedError:
             raise self._lost(call, None, certain=False) from None
-        except KeyboardInterrupt:
-            # Nobody will fetch the reply any more.
+        except (LostError, TunerError):
+            raise
+        except BaseException:
+            # An interrupt: nobody will fetch the reply any more.
             self._lost(call, WorkerDiedError(f"given up during {what}"), certain=True)
             raise
         finally:
@@ -199,10 +199,9 @@ class Worker:
             raise
         return Channel(ours)
 
-    def _result(self, call: _Call, request: Any, reply: Reply, kind: type[T] | Any) -> T:
+    def _result(self, call: _Call, request: Any, reply: Reply, kind: Any) -> Any:
         if reply.raised is None:
-            result: T = msgspec.msgpack.decode(reply.result, type=kind)
-            return result
+            return msgspec.msgpack.decode(reply.result, type=kind)
         error = raised_error(reply.raised)
         if isinstance(error, (DeviceLostError, RunTimeoutError)):
             # A launch in another thread may have lost the device under pipelines being made.

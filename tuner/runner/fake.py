@@ -124,6 +124,8 @@ class FakeRunner:
         self.workloads: dict[str, Workload] = {}
         self.jobs: list[Job] = []
         """Jobs prepared and not yet released; one that was prepared twice is here twice."""
+        self.losses: int | None = None
+        """See `Runner.losses`; set it to pretend a runner that survives, and count its losses."""
 
     @property
     def info(self) -> DeviceInfo:

@@ -18,6 +18,7 @@ from tuner.errors import UnknownNameError, UsageError
 from tuner.runner import _bandwidth as bandwidth
 from tuner.runner._clocks import DeviceClock, HostClock, Timestamps
 from tuner.runner._commands import TRANSFER_TO_COMPUTE, Commands
+from tuner.runner._deadlines import launch_seconds
 from tuner.runner._execution import run_checked
 from tuner.runner._launch import Launch
 from tuner.runner._pipelines import Pipelines
@@ -46,7 +47,7 @@ class VulkanRunner:
     Args:
         selector: which device, see `tuner.device.select`.
         validation: have the Khronos layer check every call.
-        timeout_s: how long one submission may take.
+        timeout_s: how long one submission may take; None for what suits the kind of device.
         cache_dir: where pipelines are kept from one process to the next; nowhere if None.
 
     Attributes:
@@ -62,7 +63,7 @@ class VulkanRunner:
         selector: str | None = None,
         validation: bool = False,
         *,
-        timeout_s: float = 20.0,
+        timeout_s: float | None = None,
         cache_dir: Path | None = None,
     ) -> None:
         with contextlib.ExitStack() as stack:
@@ -70,6 +71,7 @@ class VulkanRunner:
             stack.callback(device.close)
             self.messages = device.messages
             self._memory = Memory(device)
+            timeout_s = launch_seconds(device.info) if timeout_s is None else timeout_s
             self._commands = Commands(device, timeout_s)
             stack.callback(self._commands.close)
             self._staging = Staging(self._memory, timeout_s)
@@ -93,6 +95,11 @@ class VulkanRunner:
     def info(self) -> DeviceInfo:
         """The device's snapshot."""
         return self._info
+
+    @property
+    def losses(self) -> None:
+        """See `Runner.losses`: a device that is lost takes this runner with it."""
+        return None
 
     def load(
         self,

@@ -209,12 +209,12 @@ class WorkerRunner:
         """See `Runner.measure`."""
 
         def time_it() -> Measurement:
-            measurement, _ = self._ready_for(job).ask(
+            measurement: Measurement = self._ready_for(job).ask(
                 Measure(job=job, workload=workload, plan=plan),
                 Measurement,
                 what=f"measuring {_named(job)} on {workload!r}",
                 seconds=self._deadlines.measure(self._info, plan),
-            )
+            )[0]
             return measurement
 
         return self._tried(time_it)
@@ -224,12 +224,12 @@ class WorkerRunner:
         what = f"reading {nbytes} bytes"
 
         def read(worker: Worker) -> Bandwidth:
-            bandwidth, _ = worker.ask(
+            bandwidth: Bandwidth = worker.ask(
                 ReadBandwidth(nbytes=nbytes, samples=samples),
                 Bandwidth,
                 what=what,
                 seconds=self._deadlines.read_bandwidth(self._info, nbytes),
-            )
+            )[0]
             return bandwidth
 
         with self._gate.entered():
@@ -342,12 +342,12 @@ class WorkerRunner:
         worker.loaded.add(name)
 
     def _prepare(self, worker: Worker, job: Job) -> Prepared:
-        prepared, _ = worker.ask(
+        prepared: Prepared = worker.ask(
             Prepare(job=job),
             Prepared,
             what=f"making the pipelines of {_named(job)}",
             seconds=self._deadlines.prepare_s,
-        )
+        )[0]
         with self._lock:
             worker.prepared[job.key] = worker.prepared.get(job.key, 0) + 1
         return prepared

@@ -15,6 +15,7 @@ from tuner.evaluate import Evaluator, PreparedTrial
 from tuner.kernels.base import Values
 from tuner.records import Record
 from tuner.search.proposer import Proposal, Proposer
+from tuner.search.settings import RETRIED
 from tuner.search.studylog import StudyLog
 
 
@@ -52,6 +53,7 @@ class Desk:
         pool: where variants are prepared.
         look_ahead: how many variants to have under way at most.
         limit: how many more variants to begin at most; None for no limit.
+        retry_failed: pass over records in the states `RETRIED`.
         since: from when on the study is charged for the time, by `time.monotonic`.
     """
 
@@ -65,10 +67,12 @@ class Desk:
         pool: Executor,
         look_ahead: int,
         limit: int | None,
+        retry_failed: bool,
         since: float,
     ) -> None:
         self._evaluator, self._proposer, self._log, self._store = evaluator, proposer, log, store
         self._pool, self._look_ahead, self._limit = pool, look_ahead, limit
+        self._retry_failed = retry_failed
         self._items: list[Item] = []
         self._lock = Lock()
         self._booked = since
@@ -140,7 +144,10 @@ class Desk:
 
     def _ready(self, values: Values) -> PreparedTrial | Record:
         draft = self._evaluator.draft(values)
-        return self._store.find(draft.key) or self._evaluator.prepare(draft)
+        known = self._store.find(draft.key)
+        if known is None or (self._retry_failed and known.state in RETRIED):
+            return self._evaluator.prepare(draft)
+        return known
 
 
 def is_timed(record: Record) -> bool:

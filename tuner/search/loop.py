@@ -13,6 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExec
 from dataclasses import dataclass
 from typing import Any
 
+from tuner.errors import NoWorkerError
 from tuner.evaluate import Evaluator, TrialLostDeviceError
 from tuner.kernels.space import canonical
 from tuner.records import Record
@@ -25,6 +26,8 @@ from tuner.search.tally import Tally
 
 GIVE_UP_FACTOR = 3.0
 """A variant this much slower than the best so far is not measured to the end."""
+MAX_LOSSES_IN_A_ROW = 5
+"""So many trials without a correct one between them may lose the runner's worker."""
 POLL_SECONDS = 0.2
 
 
@@ -43,6 +46,7 @@ def search_problem(
 
     Raises:
         TrialLostDeviceError: the device is gone; all records so far are kept.
+        NoWorkerError: the runner's worker is gone for good, or was lost too often; as above.
         OutOfMemoryError: the problem does not fit on the device.
         ResultsError: records cannot be kept any more.
     """
@@ -59,6 +63,7 @@ def search_problem(
             pool=pool,
             look_ahead=look_ahead,
             limit=limit,
+            retry_failed=settings.retry_failed,
             since=tally.begun,
         )
         loop = _Loop(
@@ -87,8 +92,11 @@ class _Loop:
     progress: Progress
     interrupts: Interrupts
     taken: tuple[Item, ...] = ()
+    losses: int = 0
+    losses_in_a_row: int = 0
 
     def run(self) -> Ending:
+        self.losses = self.evaluator.runner.losses or 0
         booking: Future[None] = self.clerk.submit(self.desk.refill, self._time_for)
         try:
             while (ending := self._ending()) is None:
@@ -102,6 +110,7 @@ class _Loop:
                 booking = self.clerk.submit(self._book, item, record, known)
                 self.taken = ()
                 self.progress.trial_finished(record, self.tally.status())
+                self._count_losses(record)
             booking.result()
         finally:
             self.clerk.submit(self.desk.put_away, *self.taken).result()
@@ -161,6 +170,23 @@ class _Loop:
         self.store.append(record)
         self.tally.add(record, known=False)
         return record, False
+
+    def _count_losses(self, record: Record) -> None:
+        """Go on after a lost worker, unless trial after trial loses it.
+
+        Raises:
+            NoWorkerError: too many trials in a row have done so.
+        """
+        before, self.losses = self.losses, self.evaluator.runner.losses or 0
+        if record.state == "correct":
+            self.losses_in_a_row = 0
+        elif self.losses > before:
+            self.losses_in_a_row += 1
+        if self.losses_in_a_row >= MAX_LOSSES_IN_A_ROW:
+            raise NoWorkerError(
+                f"{self.losses_in_a_row} trials in a row lost the worker process, the last so: "
+                f"{record.error}; see that the device is well, then run the same command again"
+            )
 
     def _give_up_ns(self, item: Item) -> float | None:
         """The baseline is what the others are compared with, so it is always measured in full."""

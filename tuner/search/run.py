@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import time
@@ -61,18 +62,18 @@ def tune(
     if not tasks:
         raise UsageError("nothing to tune: give at least one problem")
     started = time.monotonic()
-    run = _Run(
-        runner=runner,
-        compiler=compiler,
-        store=store,
-        storage=open_storage(storage),
-        settings=settings,
-        session=dataclasses.replace(session or Session(), sampler=settings.sampler),
-        progress=progress or Silent(),
-        render=render,
-        problems=len(tasks),
-    )
-    with Interrupts() as interrupts:
+    with contextlib.closing(open_storage(storage)) as journal, Interrupts() as interrupts:
+        run = _Run(
+            runner=runner,
+            compiler=compiler,
+            store=store,
+            storage=journal,
+            settings=settings,
+            session=dataclasses.replace(session or Session(), sampler=settings.sampler),
+            progress=progress or Silent(),
+            render=render,
+            problems=len(tasks),
+        )
         for index, (family, problem) in enumerate(tasks):
             result = run.tune_problem(index, family, problem, interrupts)
             run.results.append(result)
@@ -120,7 +121,13 @@ class _Run:
             self.progress.problem_started(tally.status())
             return tally.result("nothing legal", f"no variant is legal; the baseline: {why}")
         proposer = Proposer(variants, self.settings.sampler, self.settings.seed)
-        log = StudyLog(self.storage, self._study_name(family, problem, proposer), proposer.encoding)
+        log = StudyLog(
+            self.storage,
+            self._study_name(family, problem, proposer),
+            proposer.encoding,
+            isolated=self.runner.losses is not None,
+            retry_failed=self.settings.retry_failed,
+        )
         turn = Turn(
             evaluator=self._evaluator(family, problem),
             variants=variants,

@@ -15,6 +15,8 @@ from tuner.records import Record, State
 
 SamplerName = Literal["tpe", "random", "grid", "cmaes", "gp"]
 SAMPLERS: tuple[SamplerName, ...] = ("tpe", "random", "grid", "cmaes", "gp")
+RETRIED: frozenset[State] = frozenset({"timeout", "runtime"})
+"""How a variant fails that might do better another time; other failures are certain."""
 
 Ending = Literal[
     "trials",
@@ -40,8 +42,9 @@ class Settings:
     of the same studies spent counts. None is no limit. `workers` threads prepare variants, so many
     may be ready or in preparation at once (default: as many as processors). `overlap` says whether
     they go on preparing while the device is timed (default: unless the device is the CPU, whose
-    times they would spoil). Runs with equal seeds propose alike only as far as their times are
-    alike.
+    times they would spoil). `retry_failed` tries variants again that have hung, crashed or lost the
+    device; without it they are never proposed again on that device and driver. Runs with equal
+    seeds propose alike only as far as their times are alike.
     """
 
     trials: int | None = None
@@ -50,6 +53,7 @@ class Settings:
     seed: int = 0
     workers: int | None = None
     overlap: bool | None = None
+    retry_failed: bool = False
     finalists: int = 6
     final_rounds: int = 4
 

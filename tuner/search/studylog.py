@@ -25,10 +25,14 @@ from tuner.errors import ResultsError
 from tuner.kernels.base import Values
 from tuner.records import Record
 from tuner.search.encoding import Encoding
+from tuner.search.settings import RETRIED
 
 MAX_CRASHES = 3
 """A variant that was under way this often when a process died is not tried again."""
 _COVERED, _SECONDS = "covered", "seconds"
+_ISOLATED = "isolated"
+"""User attribute of trials: the boot of the machine during which a worker process ran them."""
+_WITH_RESULT = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,28 +62,47 @@ class Covered:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """An open journal and the file it is in."""
+    """An open journal and the file it is in. `close` lets other runs write to it."""
 
     path: Path
     journal: JournalStorage
+    lock: RunLock
+
+    def close(self) -> None:
+        """Give the lock back; idempotent."""
+        self.lock.close()
 
 
 class StudyLog:
     """The study, open for writing. `start` and `finish` may be called by one thread at a time.
 
     Attributes:
-        finished: trials with a result when the study was opened.
-        retry: variants that were under way when an earlier process was stopped or died.
+        finished: trials with a result when the study was opened, the last one of each variant.
+        retry: variants that were under way when an earlier process was stopped or died, and those
+            that are to be tried again.
         crashed: variants that were under way too often when one died.
     """
 
-    def __init__(self, storage: Storage, name: str, encoding: Encoding) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        name: str,
+        encoding: Encoding,
+        *,
+        isolated: bool = False,
+        retry_failed: bool = False,
+    ) -> None:
         """Open the study, or make it; trials left running by a dead process become failed.
+
+        `isolated`: device work is done in another process, so that no variant can be why this one
+        dies, unless the machine dies with it. `retry_failed`: variants in the states `RETRIED` have
+        no result.
 
         Raises:
             ResultsError: the storage cannot be written, as all other methods.
         """
         self._encoding, self._path = encoding, storage.path
+        self._marks = {_ISOLATED: boot_id()} if isolated else {}
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         # Study.tell and Trial.set_user_attr re-read the study each time, the storage does not.
         self._storage: BaseStorage = storage.journal
@@ -93,17 +116,18 @@ class StudyLog:
         covered = attributes.get(_COVERED)
         self.covered = Covered(**covered) if covered else None
         trials = study.get_trials(deepcopy=False)
-        self.finished = tuple(
-            Finished(
-                values=trial.user_attrs["values"],
-                variant=trial.user_attrs.get("variant", ""),
-                median_ns=trial.value * 1000 if trial.value is not None else None,
-            )
-            for trial in trials
-            if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
-        )
+        ended = {_identity(trial): trial for trial in trials if trial.state in _WITH_RESULT}
+        again = {
+            key: cast("Values", trial.user_attrs["values"])
+            for key, trial in ended.items()
+            if retry_failed and trial.user_attrs.get("state") in RETRIED
+        }
+        if again:
+            self.covered = None
+        self.finished = tuple(_finished(ended[key]) for key in ended if key not in again)
         with self._writing():
-            self.retry, self.crashed = self._take_over(trials)
+            unfinished, self.crashed = self._take_over(trials)
+        self.retry = (*unfinished, *again.values())
 
     def start(self, values: Values) -> int:
         """Note a variant as under way; returns the trial's id."""
@@ -111,7 +135,7 @@ class StudyLog:
             state=TrialState.RUNNING,
             params=self._encoding.params(values),
             distributions=self._encoding.distributions,
-            user_attrs={"values": dict(values)},
+            user_attrs={"values": dict(values), **self._marks},
         )
         with self._writing():
             return self._storage.create_new_trial(self._study_id, template_trial=trial)
@@ -164,14 +188,15 @@ class StudyLog:
     ) -> tuple[tuple[Values, ...], tuple[Values, ...]]:
         """Close what is still running; says what to try again and what not to."""
         stale = [trial for trial in trials if trial.state is TrialState.RUNNING]
+        suspects = [trial for trial in stale if trial.user_attrs.get(_ISOLATED) != boot_id()]
         for trial in stale:
-            self.drop(trial._trial_id, "crashed")
+            self.drop(trial._trial_id, "crashed" if trial in suspects else "killed")
         crashes = Counter(
             _identity(trial)
             for trial in trials
-            if trial in stale or trial.user_attrs.get("ended") == "crashed"
+            if trial in suspects or trial.user_attrs.get("ended") == "crashed"
         )
-        done = {_identity(t) for t in trials if t.state in (TrialState.COMPLETE, TrialState.PRUNED)}
+        done = {_identity(trial) for trial in trials if trial.state in _WITH_RESULT}
         unfinished = {
             _identity(trial): cast("Values", trial.user_attrs["values"])
             for trial in trials
@@ -186,44 +211,59 @@ def open_storage(path: Path) -> Storage:
     """The journal file, made where it is missing; a last line cut off by a crash is taken away.
 
     Raises:
-        ResultsError: it cannot be read or written, or is no journal.
+        ResultsError: it cannot be read or written, is no journal, or another run has it open.
     """
-    lock = _FileLock(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+    with contextlib.ExitStack() as undo:
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = RunLock(path)
+            undo.callback(lock.close)
             _cut_torn_line(path)
-        finally:
-            lock.release()
-        return Storage(path, JournalStorage(JournalFileBackend(str(path), cast("Any", lock))))
-    except OSError as error:
-        raise ResultsError(path, f"cannot keep the study here: {error.strerror}") from error
-    except (ValueError, LookupError, TypeError) as error:
-        raise ResultsError(
-            path, f"is no journal of Optuna's ({error}): move it away or use another --storage"
-        ) from error
+            journal = JournalStorage(JournalFileBackend(str(path), cast("Any", lock)))
+        except OSError as error:
+            raise ResultsError(path, f"cannot keep the study here: {error.strerror}") from error
+        except (ValueError, LookupError, TypeError) as error:
+            raise ResultsError(
+                path, f"is no journal of Optuna's ({error}): move it away or use another --storage"
+            ) from error
+        undo.pop_all()
+        return Storage(path, journal, lock)
 
 
-class _FileLock:
-    """The lock a journal takes for each write: the system's own, which no dead process can hold.
+class RunLock:
+    """The right to write a journal, held by one run until `close`.
 
-    Optuna's locks are files that a killed process leaves behind, to be waited for 30 seconds.
+    It is the system's own lock, which no dead process can hold: Optuna's are files that a killed
+    process leaves behind, to be waited for 30 seconds. A journal takes its lock for each write, and
+    finds it taken for good.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path.with_name(path.name + ".flock")
-        self._handle = -1
+        """Raises ResultsError if another run holds it, OSError if it cannot be taken."""
+        file = path.with_name(path.name + ".flock")
+        self._handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self.close()
+            if isinstance(error, BlockingIOError):
+                raise ResultsError(
+                    path, "another run keeps its studies here: wait for it or use another --storage"
+                ) from None
+            raise
 
     def acquire(self) -> bool:
-        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        self._handle = handle
+        """Nothing to do."""
         return True
 
     def release(self) -> None:
-        os.close(self._handle)
-        self._handle = -1
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Let other runs have it; idempotent."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
 
 
 def _cut_torn_line(path: Path) -> None:
@@ -234,6 +274,21 @@ def _cut_torn_line(path: Path) -> None:
         whole = data.rfind(b"\n") + 1
         if whole != len(data):
             file.truncate(whole)
+
+
+def boot_id() -> str:
+    """Changes with each start of the machine; empty where the system does not tell."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
+
+
+def _finished(trial: FrozenTrial) -> Finished:
+    return Finished(
+        values=trial.user_attrs["values"],
+        variant=trial.user_attrs.get("variant", ""),
+        median_ns=trial.value * 1000 if trial.value is not None else None,
+    )
 
 
 def _identity(trial: FrozenTrial) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
-from tuner.errors import DeviceLostError, OutOfMemoryError
+from tuner.errors import DeviceLostError, NoWorkerError, OutOfMemoryError
 from tuner.evaluate import Evaluator, Failure, Findings, PreparedTrial
 from tuner.kernels.base import Values
 from tuner.kernels.selection import Variants
@@ -18,7 +18,7 @@ from tuner.search.finalists import hold_finals, outcome_of
 from tuner.search.interrupts import Interrupts
 from tuner.search.loop import search_problem
 from tuner.search.proposer import Proposer
-from tuner.search.settings import Ending, ProblemResult, Progress, Settings
+from tuner.search.settings import RETRIED, Ending, ProblemResult, Progress, Settings
 from tuner.search.studylog import MAX_CRASHES, Covered, StudyLog
 from tuner.search.tally import Tally
 
@@ -57,6 +57,8 @@ class Turn:
         if outcome is not None:
             tally.best, tally.baseline = outcome.best, outcome.baseline
             tally.failures.update(cast("dict[State, int]", dict(outcome.failures)))
+            for state in RETRIED if self.settings.retry_failed else ():
+                del tally.failures[state]
         if seconds_left is not None:
             seconds = max(MIN_SECONDS, seconds_left - log.seconds)
             reserve = min(FINALS_SHARE * seconds, FINALS_SECONDS)
@@ -88,7 +90,7 @@ class Turn:
                 self._conclude(ending)
         except OutOfMemoryError as error:
             return self.tally.result("does not fit", str(error))
-        except DeviceLostError as error:
+        except (DeviceLostError, NoWorkerError) as error:
             return self.tally.result("device lost", str(error))
         return self.tally.result(ending)
 

@@ -1,0 +1,101 @@
+"""Devices that exist only on paper, with all that a strategy of decode may ask for.
+
+The two matrix layouts are those found by probing: how one vendor's units and how Mesa's CPU driver
+deal the elements of a matrix out to lanes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.toy_family import toy_device
+from tuner.device_info import DeviceInfo, Fragment, MatrixLayout, MatrixShape
+
+
+def _shape(m: int, n: int, k: int) -> MatrixShape:
+    return MatrixShape(
+        m=m,
+        n=n,
+        k=k,
+        a_type="float16",
+        b_type="float16",
+        c_type="float32",
+        result_type="float32",
+    )
+
+
+def _fragment(row: list[int], column: list[int], elements: list[tuple[int, int]]) -> Fragment:
+    """A fragment from the first element of each lane and the offsets (row, column) of all."""
+    return Fragment(
+        lane_row=tuple(row),
+        lane_column=tuple(column),
+        element_row=tuple(r for r, _ in elements),
+        element_column=tuple(c for _, c in elements),
+    )
+
+
+_QUAD = [lane // 4 for lane in range(32)]
+_PAIR = [2 * (lane % 4) for lane in range(32)]
+
+LANES_32 = MatrixLayout(
+    shape=_shape(16, 8, 16),
+    a=_fragment(_QUAD, _PAIR, [(r, c + i) for r in (0, 8) for c in (0, 8) for i in (0, 1)]),
+    b=_fragment(_PAIR, _QUAD, [(r + i, 0) for r in (0, 8) for i in (0, 1)]),
+    c=_fragment(_QUAD, _PAIR, [(r, i) for r in (0, 8) for i in (0, 1)]),
+)
+"""16x8x16 over 32 lanes; lane 4 g + t starts at row g (of A and C) and column 2 t."""
+
+_LANE, _NONE = list(range(8)), [0] * 8
+
+LANES_8 = MatrixLayout(
+    shape=_shape(8, 8, 8),
+    a=_fragment(_NONE, _LANE, [(i, 0) for i in range(8)]),
+    b=_fragment(_LANE, _NONE, [(0, i) for i in range(8)]),
+    c=_fragment(_NONE, _LANE, [(i, 0) for i in range(8)]),
+)
+"""8x8x8 over 8 lanes: each holds a column of A and C, and a row of B."""
+
+LAYOUTS = (LANES_32, LANES_8)
+
+
+def gpu(**changes: Any) -> DeviceInfo:
+    """A GPU with subgroups of 32 lanes and matrix units; `changes` replace fields."""
+    fields: dict[str, Any] = {
+        "max_workgroup_invocations": 1024,
+        "max_workgroup_size": (1024, 1024, 64),
+        "max_shared_memory_bytes": 49152,
+        "compute_units": 132,
+        "max_workgroup_subgroups": 32,
+        "subgroup_operations": ("basic", "vote", "arithmetic", "ballot", "shuffle"),
+        "subgroup_size_control": True,
+        "compute_full_subgroups": True,
+        "storage_8bit": True,
+        "storage_16bit": True,
+        "float16": True,
+        "int8": True,
+        "integer_dot_product": True,
+        "vulkan_memory_model": True,
+        "shared_memory_views": True,
+        "cooperative_matrix": True,
+        "cooperative_matrix_shapes": (LANES_32.shape,),
+        "cooperative_matrix2": ("conversions",),
+        "matrix_layouts": (LANES_32,),
+    }
+    return toy_device(**{**fields, **changes})
+
+
+def narrow_cpu(**changes: Any) -> DeviceInfo:
+    """A software driver with subgroups of 8 lanes, two compute units and no matrices."""
+    fields: dict[str, Any] = {
+        "kind": "cpu",
+        "max_shared_memory_bytes": 32768,
+        "compute_units": 2,
+        "subgroup_size": 8,
+        "min_subgroup_size": 8,
+        "max_subgroup_size": 8,
+        "cooperative_matrix": False,
+        "cooperative_matrix_shapes": (),
+        "cooperative_matrix2": (),
+        "matrix_layouts": (),
+    }
+    return gpu(**{**fields, **changes})
