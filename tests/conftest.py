@@ -16,6 +16,7 @@ from tuner.errors import NoDeviceError
 if TYPE_CHECKING:
     from tuner.runner.vulkan import VulkanRunner
 
+_TOLD = pytest.StashKey[list[str]]()
 _VULKAN_FIXTURES = {
     "vulkan_selector",
     "vulkan_runner",
@@ -39,6 +40,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _VULKAN_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.vulkan)
+
+
+@pytest.fixture(scope="session")
+def tell(pytestconfig: pytest.Config) -> Callable[[str], None]:
+    """Adds a line to what is printed at the end of the test session: counts and figures."""
+    return pytestconfig.stash.setdefault(_TOLD, []).append
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    lines = config.stash.get(_TOLD, [])
+    if lines:
+        terminalreporter.section("counts and figures")
+    for line in lines:
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Devices that exist only on paper, with all that a strategy of decode may ask for.
 
-The two matrix layouts are those found by probing: how one vendor's units and how Mesa's CPU driver
-deal the elements of a matrix out to lanes.
+The layouts of 16-bit matrices are those found by probing: how one vendor's units and how Mesa's CPU
+driver deal the elements of a matrix out to lanes. The 8-bit one continues the first's pattern.
 """
 
 from __future__ import annotations
@@ -12,16 +12,9 @@ from tests.toy_family import toy_device
 from tuner.device_info import DeviceInfo, Fragment, MatrixLayout, MatrixShape
 
 
-def _shape(m: int, n: int, k: int) -> MatrixShape:
-    return MatrixShape(
-        m=m,
-        n=n,
-        k=k,
-        a_type="float16",
-        b_type="float16",
-        c_type="float32",
-        result_type="float32",
-    )
+def _shape(m: int, n: int, k: int, operand: str = "float16") -> MatrixShape:
+    sums = "float32" if operand == "float16" else "int32"
+    return MatrixShape(m=m, n=n, k=k, a_type=operand, b_type=operand, c_type=sums, result_type=sums)
 
 
 def _fragment(row: list[int], column: list[int], elements: list[tuple[int, int]]) -> Fragment:
@@ -34,16 +27,24 @@ def _fragment(row: list[int], column: list[int], elements: list[tuple[int, int]]
     )
 
 
-_QUAD = [lane // 4 for lane in range(32)]
+_GROUP = [lane // 4 for lane in range(32)]
 _PAIR = [2 * (lane % 4) for lane in range(32)]
+_FOUR = [4 * (lane % 4) for lane in range(32)]
 
 LANES_32 = MatrixLayout(
     shape=_shape(16, 8, 16),
-    a=_fragment(_QUAD, _PAIR, [(r, c + i) for r in (0, 8) for c in (0, 8) for i in (0, 1)]),
-    b=_fragment(_PAIR, _QUAD, [(r + i, 0) for r in (0, 8) for i in (0, 1)]),
-    c=_fragment(_QUAD, _PAIR, [(r, i) for r in (0, 8) for i in (0, 1)]),
+    a=_fragment(_GROUP, _PAIR, [(r, c + i) for r in (0, 8) for c in (0, 8) for i in range(2)]),
+    b=_fragment(_PAIR, _GROUP, [(r + i, 0) for r in (0, 8) for i in range(2)]),
+    c=_fragment(_GROUP, _PAIR, [(r, i) for r in (0, 8) for i in range(2)]),
 )
 """16x8x16 over 32 lanes; lane 4 g + t starts at row g (of A and C) and column 2 t."""
+LANES_32_INT8 = MatrixLayout(
+    shape=_shape(16, 8, 32, "int8"),
+    a=_fragment(_GROUP, _FOUR, [(r, c + i) for r in (0, 8) for c in (0, 16) for i in range(4)]),
+    b=_fragment(_FOUR, _GROUP, [(r + i, 0) for r in (0, 16) for i in range(4)]),
+    c=LANES_32.c,
+)
+"""The same with twice as many terms of 8 bits."""
 
 _LANE, _NONE = list(range(8)), [0] * 8
 
@@ -56,6 +57,7 @@ LANES_8 = MatrixLayout(
 """8x8x8 over 8 lanes: each holds a column of A and C, and a row of B."""
 
 LAYOUTS = (LANES_32, LANES_8)
+"""The probed layouts."""
 
 
 def gpu(**changes: Any) -> DeviceInfo:
@@ -77,9 +79,9 @@ def gpu(**changes: Any) -> DeviceInfo:
         "vulkan_memory_model": True,
         "shared_memory_views": True,
         "cooperative_matrix": True,
-        "cooperative_matrix_shapes": (LANES_32.shape,),
+        "cooperative_matrix_shapes": (LANES_32.shape, LANES_32_INT8.shape),
         "cooperative_matrix2": ("conversions",),
-        "matrix_layouts": (LANES_32,),
+        "matrix_layouts": (LANES_32, LANES_32_INT8),
     }
     return toy_device(**{**fields, **changes})
 

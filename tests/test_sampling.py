@@ -189,3 +189,33 @@ def test_bits_above_the_valid_ones_are_ignored() -> None:
 def test_a_broken_clock_is_an_error(stamps: list[int], how: str) -> None:
     with pytest.raises(VulkanError, match=how):
         elapsed(stamps, 64)
+
+
+@dataclass
+class SteppedClock(PretendedClock):
+    """A device that rests at its idle clock until it has been under load for `ramp_ns` in all."""
+
+    def _launch(self) -> float:
+        took = self.launch_ns * (self.slowdown if self.warm_ns < self.ramp_ns else 1.0)
+        self.warm_ns += took
+        return took
+
+    def run(self, warmup: int, samples: int) -> Timed:
+        warm_ns = self.warm_ns
+        timed = super().run(0, 0)
+        self.warm_ns = warm_ns
+        load = sum(self._launch() for _ in range(warmup))
+        timed = Timed(load, tuple(self._launch() for _ in range(samples)))
+        self.longest_ns = max(self.longest_ns, load + sum(timed.samples_ns))
+        return timed
+
+
+@pytest.mark.parametrize("launch_ns", [3e3, 9e4, 6e6])
+def test_a_clock_that_rises_in_steps_needs_time_and_not_equal_launches(launch_ns: float) -> None:
+    plan = MeasurePlan()
+    trap = take_samples(SteppedClock(launch_ns, 5.0, ramp_ns=300 * MS), plan)
+    settled = SteppedClock(launch_ns, 5.0, ramp_ns=300 * MS)
+    taken = take_samples(settled, plan, settle=True)
+    assert max(trap.samples_ns) > 4 * launch_ns
+    assert max(taken.samples_ns) == pytest.approx(launch_ns)
+    assert settled.longest_ns <= 1.3 * plan.max_submission_ms * MS

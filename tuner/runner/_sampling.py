@@ -69,11 +69,12 @@ class Clock(Protocol):
         ...
 
 
-def take_samples(clock: Clock, plan: MeasurePlan) -> Taken:
-    """Time launches as `plan` says."""
+def take_samples(clock: Clock, plan: MeasurePlan, *, settle: bool = False) -> Taken:
+    """Time launches as `plan` says, after `plan.settle_ms` of load if asked to `settle`."""
+    warmup_launches = _settle(clock, plan) if settle else 0
     estimate_ns = _estimate(clock, plan)
     taken: list[float] = []
-    warmup_launches, retries = 0, _RETRIES
+    retries = _RETRIES
     while True:
         batch = next_batch(plan, estimate_ns, taken, clock.capacity)
         timed = clock.run(batch.warmup, batch.samples)
@@ -87,6 +88,24 @@ def take_samples(clock: Clock, plan: MeasurePlan) -> Taken:
         ended_by = ended(plan, taken)
         if ended_by is not None:
             return Taken(tuple(taken), warmup_launches, ended_by)
+
+
+def _settle(clock: Clock, plan: MeasurePlan) -> int:
+    """Keep the device under load for `plan.settle_ms`; how many launches that took.
+
+    By time and not until launches take equally long: on the way up a clock rests on steps of a
+    hundred milliseconds and more.
+    """
+    spent_ns, launches = 0.0, 0
+    each_ns = clock.run(0, 1).samples_ns[0]
+    while spent_ns < plan.settle_ms * _MS:
+        load_ns = min(plan.settle_ms * _MS - spent_ns, plan.max_submission_ms * _MS)
+        count = min(math.ceil(load_ns / max(each_ns, 1.0)), _MAX_WARMUP_LAUNCHES)
+        timed = clock.run(count, 1)
+        spent_ns += timed.warmup_ns + timed.samples_ns[0]
+        each_ns = timed.samples_ns[0]
+        launches += count + 1
+    return launches
 
 
 def next_batch(plan: MeasurePlan, estimate_ns: float, taken: list[float], capacity: int) -> Batch:

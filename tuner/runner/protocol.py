@@ -93,9 +93,13 @@ class MeasurePlan(msgspec.Struct, frozen=True, kw_only=True):
     Samples stop at `max_samples`, or once `min_samples` are taken and `budget_ms` of device time is
     spent. No submission is planned to take more than `max_submission_ms`.
     `give_up_ns`: stop after the first few samples if even the fastest is slower than this.
+    `settle_ms`: load before all that where the device (no CPU) has measured nothing for more than
+    `settle_idle_ms`: an idle clock takes some hundred milliseconds of load to come back, in steps.
     """
 
     warmup_ms: float = 30.0
+    settle_ms: float = 500.0
+    settle_idle_ms: float = 200.0
     min_samples: int = 10
     max_samples: int = 50
     budget_ms: float = 60.0

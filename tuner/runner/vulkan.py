@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -85,6 +87,7 @@ class VulkanRunner:
             self._workloads: dict[str, Workload] = {}
             stack.callback(self._unload_all)
             self._closed = False
+            self._measured_at = -math.inf
             self._info = device.info
             if device.info.cooperative_matrix:
                 layouts = probe_layouts(self, Compiler())
@@ -163,8 +166,10 @@ class VulkanRunner:
                 if has_timestamps
                 else HostClock(self._commands, launch),
                 plan,
+                settle=not self.info.is_cpu and self._idle_ms() > plan.settle_idle_ms,
             )
         finally:
+            self._measured_at = time.monotonic()
             self._commands.when_idle(launch.close)
         return Measurement(
             samples_ns=taken.samples_ns,
@@ -173,6 +178,9 @@ class VulkanRunner:
             ended_by=taken.ended_by,
             clock="gpu_timestamps" if has_timestamps else "host",
         )
+
+    def _idle_ms(self) -> float:
+        return 1000 * (time.monotonic() - self._measured_at)
 
     def read_bandwidth(self, nbytes: int, *, samples: int = 20) -> Bandwidth:
         """See `Runner.read_bandwidth`. What was read in truth is in `bytes_read`."""

@@ -1,0 +1,231 @@
+"""Runners for worker processes that crash, hang or lose their device where they are told to.
+
+`toy` and `small` are factories for `WorkerRunner(factory=…)`: fake runners for the toy family and
+for `tests.small_kernels`. Their options are plain data, so that they reach the worker.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import msgspec
+import psutil
+
+from tests.small_kernels import emulate, job, step
+from tests.toy_family import toy_device, toy_outputs, toy_time_ns
+from tuner.errors import (
+    DeviceLostError,
+    NoDeviceError,
+    OutOfMemoryError,
+    TunerError,
+    VulkanError,
+)
+from tuner.runner.fake import Call, FakeRunner, Method
+from tuner.runner.protocol import Job
+from tuner.runner.worker import WorkerRunner
+
+How = Literal[
+    "segfault",
+    "abort",
+    "exit",
+    "hang",
+    "deaf",
+    "lost",
+    "out of memory",
+    "host out of memory",
+    "bug",
+    "refused",
+]
+LOST = ("vkWaitForFences", "VK_ERROR_DEVICE_LOST", -4)
+FAULT_LINE = "invalid write at 0x1000 to 0x1fff"
+_LINE = 34
+_METHODS: dict[Method, str] = {
+    "load": "l",
+    "prepare": "p",
+    "execute": "e",
+    "measure": "m",
+    "read_bandwidth": "r",
+}
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes wrong, and when: at calls of `method` (any if empty) for jobs whose source holds
+    all `marks`, and of these, with `at`, only at the calls with these numbers.
+
+    Numbers count the calls of all methods of all workers that share a ledger.
+    """
+
+    how: How
+    method: str = ""
+    marks: tuple[str, ...] = ()
+    at: tuple[int, ...] = ()
+
+    def means(self, call: Call, number: int) -> bool:
+        """Whether a call is meant."""
+        source = b"" if call.job is None else b"".join(p.spirv for p in call.job.passes)
+        return (
+            self.method in ("", call.method)
+            and all(mark.encode() in source for mark in self.marks)
+            and (not self.at or number in self.at)
+        )
+
+
+class Ledger:
+    """A file with a line for each call: its method, and a digest of job and workload.
+
+    It outlives every process, so that a test knows what was done by workers that died.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
+        self._lock = threading.Lock()
+
+    def enter(self, call: Call) -> int:
+        """Add a call; returns how many were in the file before it."""
+        line = f"{_METHODS[call.method]} {job_digest(call)}\n".encode()
+        assert len(line) == _LINE
+        with self._lock:
+            os.write(self._handle, line)
+            return os.lseek(self._handle, 0, os.SEEK_CUR) // _LINE - 1
+
+    @staticmethod
+    def read(path: Path) -> list[tuple[str, str]]:
+        """All calls: letter of the method, digest of the job."""
+        return [(line[0], line[2:]) for line in path.read_text().splitlines()]
+
+
+def job_digest(call: Call) -> str:
+    source = b"" if call.job is None else b"".join(p.spirv for p in call.job.passes)
+    return hashlib.sha256(source + call.workload.encode()).hexdigest()[: _LINE - 3]
+
+
+class _Misfortune:
+    """The `faults` of a fake runner: misbehaves as planned."""
+
+    def __init__(self, faults: Sequence[Fault], ledger: Path | None, pause_s: float) -> None:
+        self._faults, self._pause_s = faults, pause_s
+        self._ledger = Ledger(ledger) if ledger else None
+        self._lost = False
+
+    def __call__(self, call: Call) -> TunerError | None:
+        number = self._ledger.enter(call) if self._ledger else call.number
+        if call.method == "measure":
+            time.sleep(self._pause_s)
+        for fault in self._faults:
+            if not self._lost and fault.means(call, number):
+                if fault.how != "lost":
+                    return misbehave(fault.how)
+                self._lost = True
+        return DeviceLostError(*LOST, faults=(FAULT_LINE,)) if self._lost else None
+
+
+def misbehave(how: How) -> TunerError | None:
+    """Do it; an error that a driver would return is returned."""
+    match how:
+        case "segfault":
+            os.write(2, b"driver: about to read address 8\n")
+            ctypes.string_at(8)
+        case "abort":
+            os.abort()
+        case "exit":
+            os._exit(3)
+        case "hang":
+            threading.Event().wait()
+        case "deaf":
+            # Holds Python's lock, so that no other thread of the process runs either.
+            ctypes.PyDLL(None).pause()
+        case "host out of memory":
+            bytearray(1 << 62)
+        case "bug":
+            raise ZeroDivisionError("a bug in the runner")
+        case "out of memory":
+            return OutOfMemoryError("scratch", 2**40, 2**30)
+        case "refused":
+            return VulkanError("vkQueueSubmit", "VK_ERROR_UNKNOWN", -13)
+    return None
+
+
+def toy(
+    *,
+    faults: Sequence[Mapping[str, Any]] = (),
+    ledger: str | None = None,
+    pause_s: float = 0.0,
+    prepare_seconds: float = 0.0,
+    no_device_if: str | None = None,
+    other_device_if: str | None = None,
+    at_start: How | None = None,
+    device: Mapping[str, Any] | None = None,
+    **_: Any,
+) -> FakeRunner:
+    """A runner for the toy family, exact and without noise.
+
+    `no_device_if` and `other_device_if` name files: once there, no or another device is found.
+    """
+    if at_start is not None:
+        misbehave(at_start)
+    if no_device_if and Path(no_device_if).exists():
+        raise NoDeviceError("Vulkan reports no device")
+    changes = dict(device or {})
+    if other_device_if and Path(other_device_if).exists():
+        changes["uuid"] = "another"
+    plan = msgspec.convert(list(faults), list[Fault])
+    return FakeRunner(
+        toy_device(**changes),
+        outputs=toy_outputs,
+        times=toy_time_ns,
+        faults=_Misfortune(plan, Path(ledger) if ledger else None, pause_s),
+        noise=0.0,
+        prepare_seconds=prepare_seconds,
+    )
+
+
+def small(*, measure_seconds: float = 0.0, prepare_seconds: float = 0.0, **_: Any) -> FakeRunner:
+    """A runner that emulates the kernels of `tests.small_kernels`, and obeys `culprit` jobs."""
+
+    def faults(call: Call) -> TunerError | None:
+        nonlocal lost
+        if call.method == "measure":
+            time.sleep(measure_seconds)
+        for each in () if call.job is None else call.job.passes:
+            method, _, how = each.name.partition(": ")
+            if method == call.method:
+                lost = lost or how == "lost"
+                if not lost:
+                    return misbehave(cast("How", how))
+        return DeviceLostError(*LOST, faults=(FAULT_LINE,)) if lost else None
+
+    lost = False
+    return FakeRunner(toy_device(), outputs=emulate, faults=faults, prepare_seconds=prepare_seconds)
+
+
+def culprit(how: How, method: Method = "execute") -> Job:
+    """A job that makes a `small` runner misbehave when that method is called with it."""
+    return job(msgspec.structs.replace(step("idle"), name=f"{method}: {how}"))
+
+
+def worker(
+    *faults: Fault, factory: str = "toy", deadlines: Any = None, **options: Any
+) -> WorkerRunner:
+    """A worker runner with one of the factories here."""
+    plain = {name: str(v) if isinstance(v, Path) else v for name, v in options.items()}
+    return WorkerRunner(
+        factory=f"tests.fault_stub:{factory}",
+        options={"faults": [msgspec.to_builtins(fault) for fault in faults], **plain},
+        deadlines=deadlines,
+        restart_pauses_s=(0.0, 0.1, 0.2, 0.4),
+    )
+
+
+def kill_worker(runner: WorkerRunner) -> None:
+    """Kill the worker while it idles, and wait until that can be known."""
+    process = psutil.Process(runner.pid)
+    process.kill()
+    while process.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.001)

@@ -1,0 +1,315 @@
+"""The int8 paged decode family: its kernels are right on every geometry, and valid SPIR-V."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.decode_kernels import COMPILER, FAMILY, judged, variant
+from tests.made_devices import gpu, narrow_cpu
+from tests.spirv_tools import spirv_val
+from tuner.device_info import DeviceInfo
+from tuner.evaluate import Evaluator, RenderedPass, ResidentCases, render_passes
+from tuner.kernels.base import Candidate, Values
+from tuner.kernels.space import legal, pairwise, reasons
+from tuner.problems import PagedDecodeProblem
+
+if TYPE_CHECKING:
+    from tuner.runner.vulkan import VulkanRunner
+
+
+def problem(
+    head_size: int, block_size: int, group: int, kv_heads: int, **changes: int
+) -> PagedDecodeProblem:
+    sizes = {"sequences": 2, "context": 1024, **changes}
+    return PagedDecodeProblem(
+        query_heads=group * kv_heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        block_size=block_size,
+        **sizes,
+    )
+
+
+COVERED = {
+    # head size, block size, query heads per KV head, KV heads
+    (64, 8, 71, 1): (
+        "baseline",
+        (
+            "scalar_f32 staging=shared subgroups=8 lanes_per_token=8 tokens_unrolled=2 tile_tokens=16 "
+            "head_slices=8 split=none"
+        ),
+        (
+            "packed_f16 staging=shared subgroups=8 lanes_per_token=8 tile_tokens=16 load_words=4 "
+            "head_slices=8 split=count:4 combine_slices=2"
+        ),
+        (
+            "int_dot staging=shared subgroups=8 lanes_per_token=8 tile_tokens=32 head_slices=8 "
+            "query_terms=2 split=tokens:256"
+        ),
+    ),
+    (80, 16, 7, 2): (
+        "baseline",
+        (
+            "scalar_f32 staging=shared subgroups=4 lanes_per_token=4 tile_tokens=16 load_words=4 "
+            "head_slices=4 split=count:8 combine_slices=4"
+        ),
+        "packed_f16 subgroups=2 lanes_per_token=4 split=none",
+        "int_dot subgroups=1 lanes_per_token=4 tokens_unrolled=2 split=device:8 combine_slices=8",
+    ),
+    (96, 32, 1, 3): (
+        "baseline",
+        "scalar_f32 subgroups=16 lanes_per_token=2 tokens_unrolled=4 split=tokens:512",
+        (
+            "packed_f16 staging=shared subgroups=2 lanes_per_token=8 tokens_unrolled=4 tile_tokens=32 "
+            "load_words=4 split=none"
+        ),
+        "int_dot subgroups=4 lanes_per_token=1 tokens_unrolled=1 query_terms=2 split=count:2",
+    ),
+    (112, 20, 2, 2): (
+        "baseline",
+        "scalar_f32 subgroups=2 lanes_per_token=4 tokens_unrolled=4 split=none",
+        (
+            "packed_f16 subgroups=8 lanes_per_token=4 tokens_unrolled=4 split=count:16 "
+            "combine_slices=8"
+        ),
+        (
+            "int_dot staging=shared subgroups=4 lanes_per_token=4 tile_tokens=32 head_slices=2 "
+            "split=count:4"
+        ),
+    ),
+    (128, 16, 8, 2): (
+        "baseline",
+        (
+            "scalar_f32 staging=shared subgroups=4 lanes_per_token=8 tile_tokens=32 load_words=4 "
+            "head_slices=4 split=tokens:256 combine_slices=2"
+        ),
+        "packed_f16 subgroups=4 lanes_per_token=8 tokens_unrolled=2 split=none",
+        (
+            "int_dot staging=shared subgroups=8 lanes_per_token=8 tile_tokens=32 head_slices=8 "
+            "query_terms=2 split=none"
+        ),
+    ),
+    (192, 8, 16, 1): (
+        "baseline",
+        (
+            "scalar_f32 staging=shared subgroups=4 lanes_per_token=8 tile_tokens=16 head_slices=4 "
+            "split=count:4"
+        ),
+        (
+            "packed_f16 staging=shared subgroups=8 lanes_per_token=8 tile_tokens=16 load_words=4 "
+            "head_slices=8 split=none"
+        ),
+        (
+            "int_dot staging=shared subgroups=8 lanes_per_token=8 tile_tokens=16 head_slices=8 "
+            "split=device:4 combine_slices=4"
+        ),
+    ),
+    (256, 32, 4, 1): (
+        "baseline",
+        (
+            "scalar_f32 staging=shared subgroups=4 lanes_per_token=8 tile_tokens=32 head_slices=4 "
+            "split=none"
+        ),
+        "packed_f16 subgroups=2 lanes_per_token=8 tokens_unrolled=1 split=count:4",
+        (
+            "int_dot staging=shared subgroups=2 lanes_per_token=8 tile_tokens=32 load_words=4 "
+            "head_slices=2 query_terms=2 split=count:2 combine_slices=2"
+        ),
+    ),
+}
+"""Geometries with every head size, block size and group that must work, and for each of them one
+variant of each strategy, so that between them they hold most values of the parameters."""
+
+
+@pytest.fixture(scope="module")
+def cases(vulkan_runner: VulkanRunner) -> Iterator[ResidentCases]:
+    """Validation cases that the variants of one geometry share."""
+    resident = ResidentCases(vulkan_runner, FAMILY)
+    yield resident
+    resident.close()
+
+
+@pytest.mark.parametrize(
+    ("geometry", "text"),
+    [
+        pytest.param(geometry, text, id=f"d{geometry[0]}-{text.split()[0]}")
+        for geometry, texts in COVERED.items()
+        for text in texts
+    ],
+)
+def test_every_geometry_is_right_with_every_strategy(
+    vulkan_runner: VulkanRunner,
+    cases: ResidentCases,
+    geometry: tuple[int, int, int, int],
+    text: str,
+) -> None:
+    values = variant(text, vulkan_runner.info.subgroup_size)
+    found = judged(vulkan_runner, problem(*geometry), values, cases=cases)
+    assert found.failure is None
+    assert found.check is not None
+    assert found.check.cases == 6
+
+
+def test_the_table_covers_what_must_work() -> None:
+    heads, blocks, groups, _ = (set(column) for column in zip(*COVERED, strict=True))
+    assert heads == {64, 80, 96, 112, 128, 192, 256}
+    assert blocks == {8, 16, 20, 32}
+    assert groups == {1, 2, 4, 7, 8, 16, 71}
+    for texts in COVERED.values():
+        strategies = [text.split()[0] for text in texts]
+        assert strategies == ["baseline", "scalar_f32", "packed_f16", "int_dot"]
+    said = {word for texts in COVERED.values() for text in texts for word in text.split()}
+    for name in ("staging=shared", "load_words=4", "query_terms=2", "split=none", "head_slices=8"):
+        assert name in said
+    for kind in ("count:", "tokens:", "device:"):
+        assert any(word.startswith(f"split={kind}") for word in said)
+
+
+@pytest.mark.parametrize("geometry", [(64, 16, 2, 2), (128, 16, 8, 1), (256, 16, 1, 2)])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "matrix split=count:4 combine_slices=2",
+        "matrix staging=shared prefetch=1 subgroups=2 rescale=exact split=none",
+        "matrix staging=shared tiles_unrolled=2 exchange=convert key_operand=int8 split=none",
+    ],
+)
+def test_matrices_are_right_where_the_device_has_them(
+    vulkan_runner: VulkanRunner,
+    cases: ResidentCases,
+    geometry: tuple[int, int, int, int],
+    text: str,
+) -> None:
+    info = vulkan_runner.info
+    shapes = [i.shape for i in info.matrix_layouts if i.shape.a_type == "float16"]
+    if not shapes:
+        pytest.skip("this device has no cooperative matrices of 16-bit floats")
+    named = f"{text} matrix_shape={shapes[0].m}x{shapes[0].n}x{shapes[0].k}"
+    values = variant(named, info.subgroup_size)
+    if found := reasons(FAMILY, values, problem(*geometry), info):
+        pytest.skip("; ".join(found))
+    assert judged(vulkan_runner, problem(*geometry), values, cases=cases).failure is None
+
+
+# One part, several parts
+
+
+@pytest.mark.parametrize("context", [1, 16, 20])
+def test_a_context_too_short_to_be_cut_goes_through_the_combine_pass_all_the_same(
+    vulkan_runner: VulkanRunner, context: int
+) -> None:
+    of = problem(64, 16, 2, 2, sequences=3, context=context)
+    values = variant(
+        "scalar_f32 subgroups=2 lanes_per_token=8 tokens_unrolled=4 split=count:8",
+        vulkan_runner.info.subgroup_size,
+    )
+    evaluator = Evaluator(vulkan_runner, COMPILER, FAMILY, of)
+    trial = evaluator.prepare(evaluator.draft(values))
+    assert trial.job is not None
+    assert [each.name for each in trial.job.passes] == ["attend", "combine"]
+    assert trial.job.passes[0].groups[0] <= 2
+    found = evaluator.check_sampled(trial)
+    evaluator.release(trial)
+    evaluator.close()
+    assert found.failure is None
+
+
+@pytest.mark.parametrize(
+    ("text", "pipelines"),
+    [("scalar_f32 lanes_per_token=8 split=device:8", 2), ("baseline", 1)],
+)
+def test_a_trial_makes_each_of_its_pipelines_once(
+    vulkan_runner: VulkanRunner, text: str, pipelines: int
+) -> None:
+    programs = vulkan_runner._pipelines.programs
+    before = len(programs)
+    evaluator = Evaluator(vulkan_runner, COMPILER, FAMILY, problem(64, 16, 2, 2))
+    trial = evaluator.prepare(evaluator.draft(variant(text, vulkan_runner.info.subgroup_size)))
+    assert len(trial.jobs) == 7
+    assert len(programs) == before + pipelines
+    evaluator.release(trial)
+    evaluator.close()
+    assert len(programs) == before
+
+
+# Without a device
+
+ON_PAPER = {
+    "narrow CPU": (narrow_cpu(), problem(64, 16, 4, 2)),
+    "GPU": (gpu(), problem(128, 16, 8, 2)),
+}
+on_paper = pytest.mark.parametrize(("device", "of"), ON_PAPER.values(), ids=list(ON_PAPER))
+
+
+@functools.cache
+def pairs(device: DeviceInfo, of: PagedDecodeProblem) -> tuple[Values, ...]:
+    """Variants that between them hold every pair of parameter values."""
+    return pairwise(legal(FAMILY, of, device))
+
+
+def rendered(
+    values: Values, of: PagedDecodeProblem, device: DeviceInfo
+) -> tuple[RenderedPass, ...]:
+    return render_passes(FAMILY, values, of, device, scalars=FAMILY.timing_scalars(of))
+
+
+@on_paper
+def test_kernels_are_valid_spirv(device: DeviceInfo, of: PagedDecodeProblem) -> None:
+    sources = {
+        each.rendered.text: (each.rendered, values)
+        for values in pairs(device, of)
+        for each in rendered(values, of, device)
+    }
+    kernels = {COMPILER.compile(text, values=values).spirv for text, values in sources.values()}
+    assert len(kernels) > 90
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(spirv_val, kernels))
+
+
+def test_every_strategy_is_among_the_pairs() -> None:
+    strategies = FAMILY.parameter("strategy").values
+    for device, of in ON_PAPER.values():
+        found = {values["strategy"] for values in pairs(device, of)}
+        assert found == set(strategies) - (set() if device.matrix_layouts else {"matrix"})
+
+
+@on_paper
+@pytest.mark.parametrize(("sequences", "context"), [(1, 1), (2, 1024), (64, 16384), (1, 131072)])
+def test_the_kernels_that_are_timed_are_the_kernels_that_are_validated(
+    device: DeviceInfo, of: PagedDecodeProblem, sequences: int, context: int
+) -> None:
+    timed = problem(
+        of.head_size, of.block_size, of.group, of.kv_heads, sequences=sequences, context=context
+    )
+    cases = FAMILY.validation_cases(timed)
+    kinds = set()
+    for values in pairs(device, of):
+        candidate = Candidate(values, timed, device)
+        if reasons(FAMILY, values, timed, device):
+            continue
+        wanted = [each.rendered.text for each in rendered(values, timed, device)]
+        kinds.add(len(wanted))
+        validated = FAMILY.validation_values(candidate)
+        for case in cases:
+            assert not reasons(FAMILY, validated, case.problem, device)
+            got = rendered(validated, case.problem, device)
+            assert [each.rendered.text for each in got] == wanted
+    assert kinds == {1, 2}
+
+
+@on_paper
+def test_validation_cuts_the_longest_case_of_kernels_made_for_parts(
+    device: DeviceInfo, of: PagedDecodeProblem
+) -> None:
+    longest = max((case.problem for case in FAMILY.validation_cases(of)), key=lambda p: p.context)
+    for values in pairs(device, of):
+        first, *combine = rendered(
+            FAMILY.validation_values(Candidate(values, of, device)), longest, device
+        )
+        parts = int(first.declared.push["num_splits"])
+        assert (parts > 1) == bool(combine)

@@ -1,0 +1,533 @@
+"""The runner in a worker process: what is lost with a worker, what is not, whose fault it was."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tests.fault_stub import FAULT_LINE, Fault, How, culprit, kill_worker, worker
+from tests.small_kernels import job, operands, outputs, run, step
+from tuner.errors import (
+    DeviceLostError,
+    NoDeviceError,
+    NoWorkerError,
+    OutOfMemoryError,
+    RunTimeoutError,
+    TunerError,
+    UnknownNameError,
+    UsageError,
+    VulkanError,
+    WorkerDiedError,
+)
+from tuner.runner._deadlines import Deadlines
+from tuner.runner._worker_arrays import INLINE_BYTES, pack, unpack
+from tuner.runner._worker_gate import Gate
+from tuner.runner._worker_messages import raised, raised_error
+from tuner.runner.fake import Method
+from tuner.runner.protocol import Job, Measurement, MeasurePlan, OutputSpec
+from tuner.runner.worker import WorkerRunner
+
+SHORT = Deadlines(start_s=20.0, launch_s=0.2, prepare_s=0.6, close_s=2.0, spare_s=0.1)
+PLAN = MeasurePlan(
+    warmup_ms=1.0, min_samples=3, max_samples=5, budget_ms=1.0, max_submission_ms=1.0
+)
+GOOD = job(step("scale", factor=3.0))
+
+Make = Callable[..., WorkerRunner]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Makes worker runners over `tests.fault_stub.small` and closes them."""
+    made: list[WorkerRunner] = []
+
+    def make_one(*faults: Fault, **options: Any) -> WorkerRunner:
+        options = {"factory": "small", "deadlines": SHORT, **options}
+        made.append(worker(*faults, **options))
+        return made[-1]
+
+    yield make_one
+    for runner in made:
+        runner.close()
+        assert not psutil.pid_exists(runner.pid)
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[WorkerRunner]:
+    """The worker runner that tests share which leave it in order."""
+    runner = worker(factory="small", deadlines=SHORT)
+    yield runner
+    runner.close()
+
+
+@pytest.fixture
+def runner(kept: WorkerRunner) -> Iterator[WorkerRunner]:
+    """A worker runner with the workload "w", in order before and after the test."""
+    kept.load("w", operands(), outputs(), copies=3)
+    yield kept
+    assert is_right(kept)
+    kept.unload("w")
+
+
+def is_right(runner: WorkerRunner) -> bool:
+    """Whether a job that does no harm still gets its answer."""
+    answer = run(runner, GOOD).outputs["o"]
+    return bool((answer == 3.0 * operands()["a"]).all())
+
+
+# --- starting -------------------------------------------------------------------------------------
+
+
+def test_a_worker_starts_in_under_a_second(
+    vulkan_selector: str | None, tell: Callable[[str], None]
+) -> None:
+    taken = []
+    for _ in range(3):
+        started = time.perf_counter()
+        runner = WorkerRunner(vulkan_selector)
+        taken.append(time.perf_counter() - started)
+        runner.close()
+    tell(f"start-up of a worker on {runner.info.name}: {min(taken):.2f} s (best of 3)")
+    assert min(taken) < 1.0
+
+
+def test_what_making_the_runner_raises_reaches_the_caller(tmp_path: Path) -> None:
+    (tmp_path / "gone").touch()
+    with pytest.raises(NoDeviceError, match="reports no device") as caught:
+        worker(no_device_if=tmp_path / "gone")
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "says"),
+    [
+        ("exit", WorkerDiedError, "ended with exit status 3 during starting the worker"),
+        ("segfault", WorkerDiedError, "SIGSEGV .*it last said: driver: about to read address 8"),
+        ("hang", RunTimeoutError, "starting the worker did not end within 1.5 s"),
+        ("bug", WorkerDiedError, "exit status 70 .*ZeroDivisionError: a bug in the runner"),
+    ],
+)
+def test_a_worker_that_does_not_start_is_told_and_gone(
+    how: How, error: type[TunerError], says: str
+) -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    with pytest.raises(error, match=says):
+        worker(at_start=how, deadlines=Deadlines(start_s=1.5 if how == "hang" else 30.0))
+    assert {child.pid for child in psutil.Process().children()} == before
+
+
+def test_ctrl_c_on_the_terminal_is_not_for_the_worker(runner: WorkerRunner) -> None:
+    losses = runner.losses
+    assert os.getpgid(runner.pid) == runner.pid != os.getpgid(0)
+    os.kill(runner.pid, signal.SIGINT)
+    assert is_right(runner)
+    assert runner.losses == losses
+
+
+def test_the_worker_ends_with_the_sockets_of_its_parent(make: Make) -> None:
+    runner = make()
+    runner._workers.latest._control.close()
+    psutil.Process(runner.pid).wait(timeout=5.0)
+
+
+# --- what goes through ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TunerError("plain"),
+        UsageError("bad"),
+        UnknownNameError("workload", "x", ["w", "v"]),
+        OutOfMemoryError("workload 'w'", 2**40, 2**30),
+        VulkanError("vkQueueSubmit", "VK_ERROR_UNKNOWN", -13, "a hint"),
+        DeviceLostError("vkWaitForFences", "VK_ERROR_DEVICE_LOST", -4, "hint", faults=["write"]),
+        RunTimeoutError("one launch", 2.5),
+    ],
+)
+def test_errors_survive_the_journey(error: TunerError) -> None:
+    import msgspec
+
+    from tuner.runner._worker_messages import Raised, encode
+
+    sent = encode(raised(error))
+    came = raised_error(msgspec.msgpack.decode(sent, type=Raised))
+    assert type(came) is type(error)
+    assert str(came) == str(error)
+    assert {k: list(v) if isinstance(v, tuple) else v for k, v in error.__dict__.items()} == {
+        k: list(v) if isinstance(v, tuple) else v for k, v in came.__dict__.items()
+    }
+
+
+def test_an_error_from_elsewhere_travels_as_its_nearest_base() -> None:
+    class OwnError(UsageError):
+        """Known to one process alone."""
+
+    assert type(raised_error(raised(OwnError("x")))) is UsageError
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=5),
+        hnp.arrays(
+            st.sampled_from(["u1", "<u4", "<f2", "<f4", "<f8", "<i8"]),
+            hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=9),
+        ),
+        max_size=4,
+    )
+)
+@settings(max_examples=50, deadline=None)
+def test_small_arrays_are_the_same_on_the_other_side(arrays: dict[str, Any]) -> None:
+    packed, descriptor = pack("them", arrays)
+    assert descriptor is None
+    came = unpack(packed, None)
+    assert list(came) == list(arrays)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(came[name], array)
+        assert came[name].dtype == array.dtype
+        assert came[name].flags.writeable
+
+
+@pytest.mark.parametrize("size", [INLINE_BYTES - 64, INLINE_BYTES + 64, 3 * INLINE_BYTES + 1])
+def test_large_arrays_share_memory_and_arrive(size: int) -> None:
+    random = np.random.default_rng(size)
+    flat = random.integers(0, 256, size, np.uint8)
+    arrays = {
+        "flat": flat[: size // 2],
+        "strided": np.repeat(flat, 2)[::2][size // 2 :],
+        "one": np.broadcast_to(np.float32(7.0), (3, 5)),
+        "none": np.zeros((0, 4), np.float16),
+    }
+    packed, descriptor = pack("them", arrays)
+    assert (descriptor is not None) == (packed.nbytes > INLINE_BYTES)
+    came = unpack(packed, descriptor)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(came[name], array)
+    came["flat"][0] ^= 0xFF
+    assert descriptor is None or not Path(f"/proc/self/fd/{descriptor}").exists()
+
+
+def test_operands_and_outputs_beyond_a_message_go_through_shared_memory(make: Make) -> None:
+    count = 3 * INLINE_BYTES
+    runner = make(factory="toy")
+    rows = count // 4
+    x = np.arange(rows, dtype=np.float32).reshape(-1, 1)
+    spec = OutputSpec(shape=x.shape, dtype="float32")
+    runner.load("big", {"x": x, "pool": np.zeros(1, np.float32)}, {"out": spec})
+    made = job(step("scale", factor=2.5))
+    out = run(runner, made, "big").outputs["out"]
+    np.testing.assert_array_equal(out, 2.5 * x)
+    assert out.flags.writeable
+    handles = psutil.Process().num_fds()
+    for _ in range(20):
+        run(runner, made, "big")
+        runner.load("big", {"x": x, "pool": np.zeros(1, np.float32)}, {"out": spec})
+    assert psutil.Process().num_fds() == handles
+
+
+def test_pipelines_are_made_side_by_side(make: Make) -> None:
+    runner = make(factory="toy", prepare_seconds=0.25)
+    jobs = [job(step("scale", factor=float(n))) for n in range(6)]
+    started = time.monotonic()
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(runner.prepare, jobs))
+    assert time.monotonic() - started < 0.75
+
+
+# --- one call, one loss ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "method", "error", "says"),
+    [
+        (
+            "segfault",
+            "execute",
+            WorkerDiedError,
+            "was killed by SIGSEGV .* during a launch of exec",
+        ),
+        ("segfault", "prepare", WorkerDiedError, "SIGSEGV .* during making the pipelines of prep"),
+        ("segfault", "measure", WorkerDiedError, "SIGSEGV .* during measuring measure"),
+        ("abort", "execute", WorkerDiedError, "was killed by SIGABRT"),
+        ("exit", "execute", WorkerDiedError, "ended with exit status 3"),
+        ("bug", "execute", WorkerDiedError, "ZeroDivisionError: a bug in the runner"),
+        ("host out of memory", "execute", WorkerDiedError, "MemoryError"),
+        ("hang", "execute", RunTimeoutError, "a launch of execute: hang on 'w' did not end within"),
+        ("hang", "prepare", RunTimeoutError, "making the pipelines of prepare: hang did not end"),
+        ("hang", "measure", RunTimeoutError, "measuring measure: hang on 'w' did not end within"),
+        ("deaf", "execute", RunTimeoutError, "a launch of execute: deaf on 'w' did not end within"),
+        ("lost", "execute", DeviceLostError, FAULT_LINE),
+        ("lost", "prepare", DeviceLostError, FAULT_LINE),
+        ("lost", "measure", DeviceLostError, FAULT_LINE),
+    ],
+)
+def test_a_lost_worker_costs_the_call_that_lost_it(
+    runner: WorkerRunner, how: How, method: Method, error: type[TunerError], says: str
+) -> None:
+    first, losses = runner.pid, runner.losses
+    made = culprit(how, method)
+    if method == "prepare":
+        with pytest.raises(error, match=says):
+            runner.prepare(made)
+    else:
+        runner.prepare(made)
+        call = runner.execute if method == "execute" else functools.partial(_measure, runner)
+        with pytest.raises(error, match=says):
+            call(made, "w")
+        runner.release(made)
+    assert runner.losses == losses + 1
+    assert is_right(runner)
+    assert runner.losses == losses + 1
+    assert not psutil.pid_exists(first)
+    assert runner.pid != first
+
+
+def _measure(runner: WorkerRunner, made: Job, workload: str) -> Measurement:
+    return runner.measure(made, workload, PLAN)
+
+
+@pytest.mark.parametrize(
+    ("how", "error"), [("out of memory", OutOfMemoryError), ("refused", VulkanError)]
+)
+def test_other_errors_leave_the_worker_alive(
+    runner: WorkerRunner, how: How, error: type[TunerError]
+) -> None:
+    first, losses = runner.pid, runner.losses
+    with pytest.raises(error):
+        run(runner, culprit(how))
+    assert is_right(runner)
+    assert (runner.pid, runner.losses) == (first, losses)
+
+
+def test_nobody_is_to_blame_for_a_worker_that_dies_while_idle(make: Make) -> None:
+    runner = make()
+    runner.load("w", operands(), outputs())
+    runner.load("v", {"a": operands()["a"] + 1.0}, outputs(), copies=3)
+    runner.prepare(GOOD)
+    runner.prepare(GOOD)
+    for losses in (1, 2):
+        kill_worker(runner)
+        assert runner.losses == losses
+        np.testing.assert_array_equal(
+            runner.execute(GOOD, "v").outputs["o"], 3.0 * (operands()["a"] + 1.0)
+        )
+        assert runner.measure(GOOD, "v", PLAN).copies == 3
+        assert runner.losses == losses
+    runner.release(GOOD)
+    runner.execute(GOOD, "w")
+    runner.release(GOOD)
+    with pytest.raises(UsageError, match="not prepared"):
+        runner.execute(GOOD, "w")
+
+
+def test_freeing_things_starts_no_worker(make: Make) -> None:
+    runner = make()
+    runner.load("w", operands(), outputs())
+    runner.prepare(GOOD)
+    kill_worker(runner)
+    runner.release(GOOD)
+    runner.unload("w")
+    assert runner.messages == ()
+    assert not psutil.Process().children()
+    with pytest.raises(UnknownNameError, match="'w'"):
+        run(runner, GOOD)
+
+
+def test_what_is_unloaded_or_replaced_does_not_come_back(make: Make) -> None:
+    runner = make()
+    runner.load("w", operands(), outputs())
+    runner.load("w", {"a": operands()["a"] + 2.0}, outputs())
+    runner.load("v", operands(), outputs())
+    runner.unload("v")
+    kill_worker(runner)
+    np.testing.assert_array_equal(run(runner, GOOD).outputs["o"], 3.0 * (operands()["a"] + 2.0))
+    assert runner._workers.latest.loaded == {"w"}
+
+
+def test_loads_that_lose_the_worker_are_made_again(make: Make, tmp_path: Path) -> None:
+    fault = Fault(how="segfault", method="load", at=(0, 1))
+    runner = make(fault, factory="toy", ledger=tmp_path / "ledger")
+    runner.load("w", operands(), outputs())
+    assert runner.losses == 2
+
+
+def test_a_load_that_always_loses_the_worker_is_the_end(make: Make) -> None:
+    runner = make(Fault(how="segfault", method="load"))
+    with pytest.raises(NoWorkerError, match="loading workload 'w' lost the worker 3 times"):
+        runner.load("w", operands(), outputs())
+
+
+def test_a_device_that_does_not_come_back_is_said(make: Make, tmp_path: Path) -> None:
+    runner = make(factory="toy", no_device_if=tmp_path / "gone")
+    (tmp_path / "gone").touch()
+    kill_worker(runner)
+    with pytest.raises(NoWorkerError, match="no other one starts .Vulkan reports no device"):
+        runner.prepare(GOOD)
+    (tmp_path / "gone").unlink()
+    runner.prepare(GOOD)
+
+
+def test_another_device_in_its_place_is_refused(make: Make, tmp_path: Path) -> None:
+    runner = make(factory="toy", other_device_if=tmp_path / "other")
+    (tmp_path / "other").touch()
+    kill_worker(runner)
+    with pytest.raises(NoWorkerError, match="answers in place of Toy GPU"):
+        runner.prepare(GOOD)
+
+
+def test_what_the_worker_says_is_bounded(runner: WorkerRunner) -> None:
+    said = runner._workers.latest._said
+    os.write(said, b"noise\n" * 400_000)
+    run(runner, GOOD)
+    assert os.fstat(said).st_size == 0
+    os.write(said, b"a last word\n")
+    with pytest.raises(WorkerDiedError, match="it last said: a last word$"):
+        run(runner, culprit("exit"))
+
+
+# --- several calls, one loss ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[WorkerRunner]:
+    """A worker runner whose pipelines and measurements take a while, with the workload "w"."""
+    runner = worker(factory="small", deadlines=SHORT, prepare_seconds=0.15, measure_seconds=0.2)
+    runner.load("w", operands(), outputs())
+    yield runner
+    runner.close()
+
+
+def side_by_side(*calls: Callable[[], Any]) -> list[Any]:
+    """What each call returns or raises, all begun at once."""
+    start = threading.Barrier(len(calls))
+
+    def one(call: Callable[[], Any]) -> Any:
+        start.wait()
+        try:
+            return call()
+        except TunerError as error:
+            return error
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(one, call) for call in calls]]
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [("segfault", WorkerDiedError), ("hang", RunTimeoutError), ("lost", DeviceLostError)],
+)
+def test_of_pipelines_made_side_by_side_only_the_culprit_fails(
+    slow: WorkerRunner, how: How, error: type[TunerError]
+) -> None:
+    losses = slow.losses
+    good = [job(step("scale", factor=float(n))) for n in range(4)]
+    calls: list[Callable[[], Any]] = [functools.partial(slow.prepare, made) for made in good]
+    bad = functools.partial(slow.prepare, culprit(how, "prepare"))
+    results = side_by_side(*calls[:2], bad, *calls[2:])
+    assert type(results.pop(2)) is error
+    assert [r for r in results if isinstance(r, TunerError)] == []
+    assert 1 <= slow.losses - losses <= 2
+    for factor, made in enumerate(good):
+        output = slow.execute(made, "w").outputs["o"]
+        np.testing.assert_array_equal(output, np.float32(factor) * operands()["a"])
+        slow.release(made)
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [("segfault", WorkerDiedError), ("hang", RunTimeoutError), ("lost", DeviceLostError)],
+)
+def test_a_launch_that_loses_the_device_does_not_blame_pipelines_being_made(
+    slow: WorkerRunner, how: How, error: type[TunerError]
+) -> None:
+    bad = culprit(how)
+    slow.prepare(bad)
+    good = [job(step("scale", factor=float(n))) for n in range(3)]
+    calls: list[Callable[[], Any]] = [functools.partial(slow.prepare, made) for made in good]
+    results = side_by_side(functools.partial(slow.execute, bad, "w"), *calls)
+    assert type(results[0]) is error
+    assert [r for r in results[1:] if isinstance(r, TunerError)] == []
+    for made in (bad, *good):
+        slow.release(made)
+
+
+def test_a_measurement_survives_pipelines_that_hang(slow: WorkerRunner) -> None:
+    losses = slow.losses
+    slow.prepare(GOOD)
+    results = side_by_side(
+        functools.partial(slow.prepare, culprit("hang", "prepare")),
+        lambda: [_measure(slow, GOOD, "w") for _ in range(4)],
+    )
+    slow.release(GOOD)
+    assert type(results[0]) is RunTimeoutError
+    assert [len(m.samples_ns) for m in results[1]] == [5] * 4
+    assert slow.losses == losses + 1
+
+
+def test_an_interrupt_in_a_call_gives_the_worker_up(make: Make) -> None:
+    runner, bad = make(deadlines=Deadlines(launch_s=60.0)), culprit("hang")
+    runner.load("w", operands(), outputs())
+    runner.prepare(bad)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        runner.execute(bad, "w")
+    runner.release(bad)
+    runner.unload("w")
+    assert time.monotonic() - started < 3.0
+    assert runner.losses == 1
+
+
+def test_a_runner_that_does_not_close_is_killed(make: Make) -> None:
+    runner, bad = make(deadlines=Deadlines(launch_s=60.0, close_s=0.3)), culprit("deaf")
+    runner.load("w", operands(), outputs())
+    runner.prepare(bad)
+    thread = threading.Thread(target=lambda: side_by_side(lambda: runner.execute(bad, "w")))
+    thread.start()
+    time.sleep(0.3)
+    started = time.monotonic()
+    runner.close()
+    thread.join(5.0)
+    assert not thread.is_alive()
+    assert time.monotonic() - started < 3.0
+
+
+# --- the gate -------------------------------------------------------------------------------------
+
+
+def test_who_enters_alone_is_alone_and_is_not_kept_waiting_by_newcomers() -> None:
+    gate, inside, seen, stop = Gate(), [], [], threading.Event()
+
+    def come_and_go() -> None:
+        while not stop.is_set():
+            with gate.entered():
+                inside.append(1)
+                time.sleep(0.002)
+                inside.pop()
+
+    threads = [threading.Thread(target=come_and_go) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        with gate.entered(alone=True):
+            seen.append(len(inside))
+            time.sleep(0.002)
+            seen.append(len(inside))
+    stop.set()
+    for thread in threads:
+        thread.join(5.0)
+    assert seen == [0] * 40
