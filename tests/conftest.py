@@ -14,7 +14,9 @@ import pytest
 from tuner.errors import NoDeviceError
 
 if TYPE_CHECKING:
+    from tests.isolated_runs import Books
     from tuner.runner.vulkan import VulkanRunner
+    from tuner.runner.worker import WorkerRunner
 
 _TOLD = pytest.StashKey[list[str]]()
 _VULKAN_FIXTURES = {
@@ -46,6 +48,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def tell(pytestconfig: pytest.Config) -> Callable[[str], None]:
     """Adds a line to what is printed at the end of the test session: counts and figures."""
     return pytestconfig.stash.setdefault(_TOLD, []).append
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., WorkerRunner]]:
+    """Starts workers as `tests.fault_stub.worker` does, and closes them after the test."""
+    from tests.fault_stub import worker
+
+    started: list[WorkerRunner] = []
+
+    def start_one(*faults: Any, **options: Any) -> WorkerRunner:
+        started.append(worker(*faults, **options))
+        return started[-1]
+
+    yield start_one
+    for runner in started:
+        runner.close()
+
+
+@pytest.fixture(scope="session")
+def books(tell: Callable[[str], None]) -> Iterator[Books]:
+    """The books over all that is done to runs; printed at the end, and not one record may miss."""
+    from tests.isolated_runs import Books
+
+    kept = Books()
+    yield kept
+    for event, times in sorted(kept.events.items()):
+        tell(f"{event}: {times}")
+    tell(f"records acknowledged: {kept.acknowledged}, of these lost: {kept.lost}")
+    assert kept.lost == 0
 
 
 def pytest_terminal_summary(

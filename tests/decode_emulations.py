@@ -115,6 +115,7 @@ CLASSES: dict[ArithmeticClass, tuple[_Dots, _Mix]] = {
     "f32": (_dots_f32, _mix_f32),
     "f16": (_dots_f16, _mix_f16),
     "f16_matrix": (_dots_f16_matrix, _mix_f16_matrix),
+    "int8_matrix": (lambda q, codes: _dots_int8(q, codes, 2), _mix_f16_matrix),
     "int8_one_term": (lambda q, codes: _dots_int8(q, codes, 1), _mix_f32),
     "int8_two_terms": (lambda q, codes: _dots_int8(q, codes, 2), _mix_f32),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import msgspec
-import psutil
 
 from tests.small_kernels import emulate, job, step
 from tests.toy_family import toy_device, toy_outputs, toy_time_ns
@@ -225,7 +225,5 @@ def worker(
 
 def kill_worker(runner: WorkerRunner) -> None:
     """Kill the worker while it idles, and wait until that can be known."""
-    process = psutil.Process(runner.pid)
-    process.kill()
-    while process.status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.001)
+    os.kill(runner.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, runner.pid, os.WEXITED | os.WNOWAIT)

@@ -5,39 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.golden_decode import decode_operands
 from tests.golden_vectors import Golden, load, names
-from tuner.kernels.base import Operands
 from tuner.oracle.attention import Partial, merge
 from tuner.oracle.paged_decode import decode_partial, decode_reference
 from tuner.quant import pack_codes, quantise_token_vectors, write_tokens
 
 ORACLE = 1e-9
 """What the vectors' README asks of a float64 oracle, relative 2-norm."""
-
-
-def decode_operands(golden: Golden, **caches: np.ndarray) -> Operands:
-    """The operands of a golden decode; `caches` replace those of the file."""
-    inputs, attributes = golden.inputs, golden.attributes
-    heads = int(attributes["num_heads"])
-    shape = (len(inputs["context_lens"]), heads, int(attributes["head_size"]))
-    return Operands(
-        inputs={
-            "query": inputs["q"],
-            "key_cache": caches.get("key_cache", inputs["key_cache"]),
-            "value_cache": caches.get("value_cache", inputs["value_cache"]),
-            "block_table": inputs["block_tables"],
-            "context_lens": inputs["context_lens"],
-        },
-        outputs={"out": (shape, np.dtype(np.float32))},
-        scalars={
-            "q_stride": attributes["q_stride"],
-            "max_blocks": attributes["max_num_blocks_per_seq"],
-            "max_context_len": attributes["max_context_len"],
-            "softmax_scale": attributes["scale"],
-            "num_kv_heads": attributes["num_kv_heads"],
-            "num_heads": heads,
-        },
-    )
 
 
 def written_caches(golden: Golden) -> dict[str, np.ndarray]:

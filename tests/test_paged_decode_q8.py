@@ -37,93 +37,56 @@ def problem(
 
 COVERED = {
     # head size, block size, query heads per KV head, KV heads
-    (64, 8, 71, 1): (
-        "baseline",
-        (
-            "scalar_f32 staging=shared subgroups=8 lanes_per_token=8 tokens_unrolled=2 tile_tokens=16 "
-            "head_slices=8 split=none"
-        ),
-        (
-            "packed_f16 staging=shared subgroups=8 lanes_per_token=8 tile_tokens=16 load_words=4 "
-            "head_slices=8 split=count:4 combine_slices=2"
-        ),
-        (
-            "int_dot staging=shared subgroups=8 lanes_per_token=8 tile_tokens=32 head_slices=8 "
-            "query_terms=2 split=tokens:256"
-        ),
-    ),
-    (80, 16, 7, 2): (
-        "baseline",
-        (
-            "scalar_f32 staging=shared subgroups=4 lanes_per_token=4 tile_tokens=16 load_words=4 "
-            "head_slices=4 split=count:8 combine_slices=4"
-        ),
-        "packed_f16 subgroups=2 lanes_per_token=4 split=none",
-        "int_dot subgroups=1 lanes_per_token=4 tokens_unrolled=2 split=device:8 combine_slices=8",
-    ),
-    (96, 32, 1, 3): (
-        "baseline",
-        "scalar_f32 subgroups=16 lanes_per_token=2 tokens_unrolled=4 split=tokens:512",
-        (
-            "packed_f16 staging=shared subgroups=2 lanes_per_token=8 tokens_unrolled=4 tile_tokens=32 "
-            "load_words=4 split=none"
-        ),
-        "int_dot subgroups=4 lanes_per_token=1 tokens_unrolled=1 query_terms=2 split=count:2",
-    ),
-    (112, 20, 2, 2): (
-        "baseline",
-        "scalar_f32 subgroups=2 lanes_per_token=4 tokens_unrolled=4 split=none",
-        (
-            "packed_f16 subgroups=8 lanes_per_token=4 tokens_unrolled=4 split=count:16 "
-            "combine_slices=8"
-        ),
-        (
-            "int_dot staging=shared subgroups=4 lanes_per_token=4 tile_tokens=32 head_slices=2 "
-            "split=count:4"
-        ),
-    ),
-    (128, 16, 8, 2): (
-        "baseline",
-        (
-            "scalar_f32 staging=shared subgroups=4 lanes_per_token=8 tile_tokens=32 load_words=4 "
-            "head_slices=4 split=tokens:256 combine_slices=2"
-        ),
-        "packed_f16 subgroups=4 lanes_per_token=8 tokens_unrolled=2 split=none",
-        (
-            "int_dot staging=shared subgroups=8 lanes_per_token=8 tile_tokens=32 head_slices=8 "
-            "query_terms=2 split=none"
-        ),
-    ),
-    (192, 8, 16, 1): (
-        "baseline",
-        (
-            "scalar_f32 staging=shared subgroups=4 lanes_per_token=8 tile_tokens=16 head_slices=4 "
-            "split=count:4"
-        ),
-        (
-            "packed_f16 staging=shared subgroups=8 lanes_per_token=8 tile_tokens=16 load_words=4 "
-            "head_slices=8 split=none"
-        ),
-        (
-            "int_dot staging=shared subgroups=8 lanes_per_token=8 tile_tokens=16 head_slices=8 "
-            "split=device:4 combine_slices=4"
-        ),
-    ),
-    (256, 32, 4, 1): (
-        "baseline",
-        (
-            "scalar_f32 staging=shared subgroups=4 lanes_per_token=8 tile_tokens=32 head_slices=4 "
-            "split=none"
-        ),
-        "packed_f16 subgroups=2 lanes_per_token=8 tokens_unrolled=1 split=count:4",
-        (
-            "int_dot staging=shared subgroups=2 lanes_per_token=8 tile_tokens=32 load_words=4 "
-            "head_slices=2 query_terms=2 split=count:2 combine_slices=2"
-        ),
-    ),
+    (64, 8, 71, 1): """
+    baseline
+    scalar_f32 staging=shared subgroups=8 lanes_per_token=8 tokens_unrolled=2 head_slices=8
+    packed_f16 staging=shared subgroups=8 lanes_per_token=8 load_words=4 head_slices=8 split=count:4
+    int_dot staging=shared subgroups=8 lanes_per_token=8 tile_tokens=32 head_slices=8 query_terms=2
+    """,
+    (80, 16, 7, 2): """
+    baseline
+    scalar_f32 staging=shared subgroups=4 lanes_per_token=4 load_words=4 head_slices=4 split=count:8
+    packed_f16 staging=shared subgroups=4 lanes_per_token=4 tile_tokens=32 head_slices=4
+    int_dot lanes_per_token=4 tokens_unrolled=2 split=device:8 combine_slices=8
+    """,
+    (96, 32, 1, 3): """
+    baseline
+    scalar_f32 subgroups=16 lanes_per_token=2 tokens_unrolled=4 split=tokens:512
+    packed_f16 staging=shared subgroups=2 lanes_per_token=8 tile_tokens=32 load_words=4
+    int_dot subgroups=4 query_terms=2 split=count:2
+    """,
+    (112, 20, 2, 2): """
+    baseline
+    scalar_f32 subgroups=2 lanes_per_token=4 tokens_unrolled=4
+    packed_f16 subgroups=12 lanes_per_token=4 tokens_unrolled=4 split=count:16 combine_slices=8
+    int_dot staging=shared subgroups=4 lanes_per_token=4 tile_tokens=32 head_slices=2 split=count:4
+    """,
+    (128, 16, 8, 2): """
+    baseline
+    scalar_f32 staging=shared subgroups=4 lanes_per_token=8 load_words=4 head_slices=4
+    packed_f16 subgroups=4 lanes_per_token=8 tokens_unrolled=2 split=tokens:256 combine_slices=2
+    int_dot staging=shared subgroups=8 lanes_per_token=8 tile_tokens=32 head_slices=8 query_terms=2
+    """,
+    (192, 8, 16, 1): """
+    baseline
+    scalar_f32 staging=shared subgroups=4 lanes_per_token=8 head_slices=4 split=count:4
+    packed_f16 staging=shared subgroups=8 lanes_per_token=8 load_words=4 head_slices=8
+    int_dot staging=shared subgroups=8 lanes_per_token=8 head_slices=8 split=device:4
+    """,
+    (256, 32, 4, 1): """
+    baseline
+    scalar_f32 staging=shared subgroups=4 lanes_per_token=8 tile_tokens=32 head_slices=4
+    packed_f16 staging=shared subgroups=4 lanes_per_token=8 head_slices=4 split=count:4
+    int_dot staging=shared subgroups=2 lanes_per_token=8 tile_tokens=32 load_words=4 head_slices=2
+    """,
 }
 """Geometries with every head size, block size and group that must work, and for each of them one
 variant of each strategy, so that between them they hold most values of the parameters."""
+VARIANTS = [
+    pytest.param(geometry, line.strip(), id=f"d{geometry[0]}-{line.split()[0]}")
+    for geometry, lines in COVERED.items()
+    for line in lines.strip().splitlines()
+]
 
 
 @pytest.fixture(scope="module")
@@ -134,14 +97,7 @@ def cases(vulkan_runner: VulkanRunner) -> Iterator[ResidentCases]:
     resident.close()
 
 
-@pytest.mark.parametrize(
-    ("geometry", "text"),
-    [
-        pytest.param(geometry, text, id=f"d{geometry[0]}-{text.split()[0]}")
-        for geometry, texts in COVERED.items()
-        for text in texts
-    ],
-)
+@pytest.mark.parametrize(("geometry", "text"), VARIANTS)
 def test_every_geometry_is_right_with_every_strategy(
     vulkan_runner: VulkanRunner,
     cases: ResidentCases,
@@ -160,14 +116,13 @@ def test_the_table_covers_what_must_work() -> None:
     assert heads == {64, 80, 96, 112, 128, 192, 256}
     assert blocks == {8, 16, 20, 32}
     assert groups == {1, 2, 4, 7, 8, 16, 71}
-    for texts in COVERED.values():
-        strategies = [text.split()[0] for text in texts]
+    for lines in COVERED.values():
+        strategies = [line.split()[0] for line in lines.strip().splitlines()]
         assert strategies == ["baseline", "scalar_f32", "packed_f16", "int_dot"]
-    said = {word for texts in COVERED.values() for text in texts for word in text.split()}
-    for name in ("staging=shared", "load_words=4", "query_terms=2", "split=none", "head_slices=8"):
-        assert name in said
-    for kind in ("count:", "tokens:", "device:"):
-        assert any(word.startswith(f"split={kind}") for word in said)
+    said = set(" ".join(COVERED.values()).split())
+    assert said >= {"staging=shared", "load_words=4", "query_terms=2", "head_slices=8"}
+    policies = {word.partition(":")[0] for word in said if word.startswith("split=")}
+    assert policies == {"split=count", "split=tokens", "split=device"}
 
 
 @pytest.mark.parametrize("geometry", [(64, 16, 2, 2), (128, 16, 8, 1), (256, 16, 1, 2)])
@@ -199,20 +154,20 @@ def test_matrices_are_right_where_the_device_has_them(
 # One part, several parts
 
 
-@pytest.mark.parametrize("context", [1, 16, 20])
+@pytest.mark.parametrize("context", [1, 16])
 def test_a_context_too_short_to_be_cut_goes_through_the_combine_pass_all_the_same(
     vulkan_runner: VulkanRunner, context: int
 ) -> None:
     of = problem(64, 16, 2, 2, sequences=3, context=context)
     values = variant(
-        "scalar_f32 subgroups=2 lanes_per_token=8 tokens_unrolled=4 split=count:8",
+        "scalar_f32 subgroups=4 lanes_per_token=8 tokens_unrolled=4 split=count:8",
         vulkan_runner.info.subgroup_size,
     )
     evaluator = Evaluator(vulkan_runner, COMPILER, FAMILY, of)
     trial = evaluator.prepare(evaluator.draft(values))
     assert trial.job is not None
     assert [each.name for each in trial.job.passes] == ["attend", "combine"]
-    assert trial.job.passes[0].groups[0] <= 2
+    assert trial.job.passes[0].groups[0] == 1
     found = evaluator.check_sampled(trial)
     evaluator.release(trial)
     evaluator.close()
@@ -252,6 +207,10 @@ def pairs(device: DeviceInfo, of: PagedDecodeProblem) -> tuple[Values, ...]:
     return pairwise(legal(FAMILY, of, device))
 
 
+def _context(of: PagedDecodeProblem) -> int:
+    return of.context
+
+
 def rendered(
     values: Values, of: PagedDecodeProblem, device: DeviceInfo
 ) -> tuple[RenderedPass, ...]:
@@ -279,14 +238,14 @@ def test_every_strategy_is_among_the_pairs() -> None:
 
 
 @on_paper
-@pytest.mark.parametrize(("sequences", "context"), [(1, 1), (2, 1024), (64, 16384), (1, 131072)])
+@pytest.mark.parametrize(("sequences", "context"), [(1, 16), (8, 16384)])
 def test_the_kernels_that_are_timed_are_the_kernels_that_are_validated(
     device: DeviceInfo, of: PagedDecodeProblem, sequences: int, context: int
 ) -> None:
     timed = problem(
         of.head_size, of.block_size, of.group, of.kv_heads, sequences=sequences, context=context
     )
-    cases = FAMILY.validation_cases(timed)
+    small = sorted((case.problem for case in FAMILY.validation_cases(timed)), key=_context)
     kinds = set()
     for values in pairs(device, of):
         candidate = Candidate(values, timed, device)
@@ -295,9 +254,9 @@ def test_the_kernels_that_are_timed_are_the_kernels_that_are_validated(
         wanted = [each.rendered.text for each in rendered(values, timed, device)]
         kinds.add(len(wanted))
         validated = FAMILY.validation_values(candidate)
-        for case in cases:
-            assert not reasons(FAMILY, validated, case.problem, device)
-            got = rendered(validated, case.problem, device)
+        for case in (small[0], small[-1]):
+            assert not reasons(FAMILY, validated, case, device)
+            got = rendered(validated, case, device)
             assert [each.rendered.text for each in got] == wanted
     assert kinds == {1, 2}
 
@@ -306,7 +265,7 @@ def test_the_kernels_that_are_timed_are_the_kernels_that_are_validated(
 def test_validation_cuts_the_longest_case_of_kernels_made_for_parts(
     device: DeviceInfo, of: PagedDecodeProblem
 ) -> None:
-    longest = max((case.problem for case in FAMILY.validation_cases(of)), key=lambda p: p.context)
+    longest = max((case.problem for case in FAMILY.validation_cases(of)), key=_context)
     for values in pairs(device, of):
         first, *combine = rendered(
             FAMILY.validation_values(Candidate(values, of, device)), longest, device

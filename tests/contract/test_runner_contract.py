@@ -10,16 +10,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from tests.fault_stub import worker
 from tests.small_kernels import COUNT, emulate, job, operands, outputs, step
 from tests.toy_family import toy_device
 from tuner.device_info import DeviceInfo
 from tuner.errors import OutOfMemoryError, UsageError
 from tuner.runner.fake import FakeRunner
 from tuner.runner.protocol import MeasurePlan, OutputSpec, Runner
+from tuner.runner.worker import WorkerRunner
 
 if TYPE_CHECKING:
     from tuner.runner.vulkan import VulkanRunner
 
+KINDS = [
+    "fake",
+    "fake_worker",
+    pytest.param("vulkan_runner", marks=pytest.mark.vulkan),
+    pytest.param("vulkan_worker", marks=pytest.mark.vulkan),
+]
 QUICK = MeasurePlan(warmup_ms=1.0, min_samples=3, max_samples=8, budget_ms=5.0)
 
 
@@ -27,21 +35,40 @@ def fake() -> FakeRunner:
     return FakeRunner(toy_device(), outputs=emulate)
 
 
-@pytest.fixture(params=["fake", pytest.param("vulkan", marks=pytest.mark.vulkan)])
+@pytest.fixture(scope="module")
+def fake_worker() -> Iterator[WorkerRunner]:
+    """A fake runner in a worker process."""
+    made = worker(factory="small")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def vulkan_worker(vulkan_selector: str | None, validation: bool) -> Iterator[WorkerRunner]:
+    """A runner on the device under test in a worker process, validated if the layer is there."""
+    made = WorkerRunner(vulkan_selector, validation)
+    yield made
+    assert (made.messages, made.losses) == ((), 0)
+    made.close()
+
+
+@pytest.fixture(params=KINDS)
 def runner(request: pytest.FixtureRequest) -> Iterator[Runner]:
     """A runner with the workload "w" loaded, as good as new."""
-    made: Runner = fake() if request.param == "fake" else request.getfixturevalue("vulkan_runner")
+    made: Runner = fake() if request.param == "fake" else request.getfixturevalue(request.param)
     made.load("w", operands(), outputs(), copies=3)
     yield made
     made.unload("w")
 
 
-@pytest.fixture(params=["fake", pytest.param("vulkan", marks=pytest.mark.vulkan)])
+@pytest.fixture(params=KINDS)
 def make(request: pytest.FixtureRequest) -> Callable[[], Runner]:
     """Makes runners that the test may close."""
     if request.param == "fake":
         return fake
-    shared: VulkanRunner = request.getfixturevalue("vulkan_runner")
+    if request.param == "fake_worker":
+        return lambda: worker(factory="small")
+    shared: VulkanRunner | WorkerRunner = request.getfixturevalue(request.param)
     return lambda: type(shared)(shared.info.uuid)
 
 

@@ -17,7 +17,7 @@ _HEADER = struct.Struct("<Q")
 
 
 class ClosedError(Exception):
-    """The other side is gone."""
+    """The other side is gone, or this one was closed."""
 
 
 class Channel:
@@ -50,7 +50,9 @@ class Channel:
             sent = socket.send_fds(self._socket, [header], [descriptor])
             self._limit(deadline)
             self._socket.sendall(header[sent:] + body)
-        except (BrokenPipeError, ConnectionResetError) as error:
+        except TimeoutError:
+            raise
+        except OSError as error:
             raise ClosedError from error
 
     def receive(self, kind: Any, *, deadline: float | None = None) -> tuple[Any, int | None]:
@@ -73,7 +75,7 @@ class Channel:
         except BaseException as error:
             for each in descriptors:
                 os.close(each)
-            if isinstance(error, ConnectionResetError):
+            if isinstance(error, OSError) and not isinstance(error, TimeoutError):
                 raise ClosedError from error
             raise
         return msgspec.msgpack.decode(body, type=kind), next(iter(descriptors), None)

@@ -1,0 +1,96 @@
+"""Every strategy on the device against golden vectors that were computed independently."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.decode_kernels import COMPILER, FAMILY, variant
+from tests.golden_decode import decode_operands, decode_problem
+from tests.golden_vectors import Golden, load, names
+from tuner.evaluate import build_job
+from tuner.kernels.base import Candidate, Operands, Values
+from tuner.kernels.space import reasons, require_legal
+from tuner.oracle import decode_reference, judge
+from tuner.runner.protocol import Execution, OutputSpec
+
+if TYPE_CHECKING:
+    from tuner.runner.vulkan import VulkanRunner
+
+GOLDEN = names("s1_decode_q8_*")
+STRATEGIES = {
+    "baseline": "baseline",
+    "scalar_f32": "scalar_f32 staging=shared subgroups=4 lanes_per_token=8 split=count:4",
+    "scalar_f32 whole": "scalar_f32 staging=shared subgroups=4 lanes_per_token=8 tokens_unrolled=2",
+    "packed_f16": "packed_f16 subgroups=2 lanes_per_token=8 tokens_unrolled=2 split=count:8",
+    "int_dot, one term": "int_dot subgroups=2 lanes_per_token=8 split=count:2 combine_slices=2",
+    "int_dot, two terms": "int_dot subgroups=2 lanes_per_token=8 query_terms=2 split=count:16",
+}
+"""Enough splits for 4,000 tokens: lavapipe before Mesa 23 ends the loops of a kernel,
+all together, after 65,535 rounds."""
+
+
+def launched(runner: VulkanRunner, golden: Golden, values: Values) -> tuple[Operands, Execution]:
+    operands = decode_operands(golden)
+    candidate = Candidate(values, decode_problem(golden), runner.info)
+    job = build_job(FAMILY, candidate, operands.scalars, COMPILER).job
+    outputs = {
+        name: OutputSpec(shape=shape, dtype=np.dtype(dtype).name)
+        for name, (shape, dtype) in operands.outputs.items()
+    }
+    runner.load(golden.name, operands.inputs, outputs)
+    runner.prepare(job)
+    try:
+        return operands, runner.execute(job, golden.name)
+    finally:
+        runner.release(job)
+        runner.unload(golden.name)
+
+
+def check(runner: VulkanRunner, golden: Golden, values: Values) -> None:
+    operands, execution = launched(runner, golden, values)
+    assert execution.broken_guards == ()
+    arithmetic = FAMILY.arithmetic(values)
+    verdict = judge(execution.outputs, decode_reference(operands), arithmetic, golden.name)
+    assert verdict.ok, verdict.message
+    if arithmetic == "f32":
+        # The files' own rule is meant for float32; coarser classes have the oracle's bounds.
+        assert golden.differences(execution.outputs) == []
+
+
+def slices(golden: Golden) -> str:
+    """Deals the query group out over the workgroup as far as it goes."""
+    return f"head_slices={min(4, decode_problem(golden).group)}"
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize("text", STRATEGIES.values(), ids=list(STRATEGIES))
+def test_decode_is_as_golden(vulkan_runner: VulkanRunner, name: str, text: str) -> None:
+    golden = load(name)
+    dealt = f"{text} {slices(golden)}" if "staging=shared" in text else text
+    values = variant(dealt, vulkan_runner.info.subgroup_size)
+    require_legal(FAMILY, values, decode_problem(golden), vulkan_runner.info)
+    check(vulkan_runner, golden, values)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize("key_operand", ["float16", "int8"])
+def test_decode_with_matrices_is_as_golden(
+    vulkan_runner: VulkanRunner, name: str, key_operand: str
+) -> None:
+    info, golden = vulkan_runner.info, load(name)
+    shapes = [each.shape for each in info.matrix_layouts if each.shape.a_type == "float16"]
+    if not shapes:
+        pytest.skip("this device has no cooperative matrices of 16-bit floats")
+    shape = f"matrix_shape={shapes[0].m}x{shapes[0].n}x{shapes[0].k}"
+    text = f"matrix {shape} key_operand={key_operand} staging=shared split=count:4"
+    values = variant(text, info.subgroup_size)
+    if found := reasons(FAMILY, values, decode_problem(golden), info):
+        pytest.skip("; ".join(found))
+    check(vulkan_runner, golden, values)
+
+
+def test_no_vector_is_missing() -> None:
+    assert len(GOLDEN) == 6

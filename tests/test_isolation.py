@@ -1,0 +1,307 @@
+"""A bad kernel costs one variant: what goes wrong on the device, and what the run makes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.fault_stub import FAULT_LINE, Fault, How
+from tests.isolated_runs import (
+    PROBLEMS,
+    SHORT,
+    SPACE,
+    Books,
+    best_of,
+    check_run,
+    expected,
+    marks_of,
+    searched,
+    tune_toy,
+)
+from tests.small_kernels import job, operands, outputs, run, spirv, step
+from tests.toy_family import TOY
+from tuner.errors import DeviceLostError, RunTimeoutError, WorkerDiedError
+from tuner.evaluate import FINAL
+from tuner.kernels.space import canonical
+from tuner.records import State
+from tuner.results import Store
+from tuner.runner._deadlines import Deadlines
+from tuner.runner.protocol import Job, JobPass
+from tuner.runner.worker import WorkerRunner
+from tuner.search import Silent
+from tuner.search.loop import MAX_LOSSES_IN_A_ROW
+
+if TYPE_CHECKING:
+    from tuner.records import Record
+    from tuner.search import Status
+
+Start = Callable[..., WorkerRunner]
+
+PROBLEM = PROBLEMS[0]
+FAULTS: tuple[tuple[How, str, State, str], ...] = (
+    ("segfault", "prepare", "runtime", "SIGSEGV"),
+    ("hang", "prepare", "timeout", "pipelines of main"),
+    ("lost", "prepare", "runtime", FAULT_LINE),
+    ("refused", "prepare", "compile", "VK_ERROR_UNKNOWN"),
+    ("segfault", "execute", "runtime", "SIGSEGV"),
+    ("deaf", "execute", "timeout", "did not end within"),
+    ("lost", "execute", "runtime", FAULT_LINE),
+    ("out of memory", "execute", "runtime", "1,048,576 MiB"),
+    ("host out of memory", "execute", "runtime", "MemoryError"),
+    ("hang", "measure", "timeout", "measuring main"),
+    ("abort", "measure", "runtime", "SIGABRT"),
+)
+VICTIMS = [SPACE[3 + 5 * n] for n in range(len(FAULTS))]
+
+
+class Acknowledged(Silent):
+    """Keeps the variants of the records that a run was told are safe."""
+
+    def __init__(self) -> None:
+        self.variants: list[str] = []
+
+    def trial_finished(self, record: Record, status: Status) -> None:
+        self.variants.append(record.variant)
+
+
+def victim_faults() -> list[Fault]:
+    return [
+        Fault(how=how, method=method, marks=marks_of(values))
+        for (how, method, _, _), values in zip(FAULTS, VICTIMS, strict=True)
+    ]
+
+
+def test_every_fault_costs_its_variant_alone_and_none_is_tried_again(
+    tmp_path: Path, start: Start, books: Books
+) -> None:
+    runner, told = start(*victim_faults(), deadlines=SHORT), Acknowledged()
+    result = tune_toy(tmp_path, runner, progress=told, workers=3, overlap=True)
+    assert (result.error, result.problems[0].ended) == (None, "exhausted")
+    failed = {str(record.values): record for record in check_run(tmp_path)}
+    assert len(failed) == len(FAULTS)
+    for (how, method, state, says), values in zip(FAULTS, VICTIMS, strict=True):
+        record = failed[str(values)]
+        assert (how, method, record.state) == (how, method, state)
+        assert says in (record.error or "")
+    assert best_of(tmp_path, PROBLEM) == min(
+        ns
+        for key, ns in expected(PROBLEM).items()
+        if key not in {r.variant for r in failed.values()}
+    )
+    losses = runner.losses
+    assert losses >= len(FAULTS) - 2
+    again = tune_toy(tmp_path, runner)
+    assert (again.measured, runner.losses) == (0, losses)
+    books.check(told.variants, tmp_path)
+    books.count("workers lost by a planned fault", losses)
+
+
+def test_what_failed_is_tried_again_when_asked(tmp_path: Path, start: Start, books: Books) -> None:
+    runner = start(*victim_faults(), deadlines=SHORT)
+    tune_toy(tmp_path, runner)
+    kept = len(searched(tmp_path))
+    healthy, told = start(), Acknowledged()
+    result = tune_toy(tmp_path, healthy, retry_failed=True, progress=told)
+    lost = [v for (_, _, state, _), v in zip(FAULTS, VICTIMS, strict=True) if state != "compile"]
+    assert result.measured == len(lost)
+    records = searched(tmp_path)
+    assert [record.values for record in records[kept:]] == [dict(values) for values in lost]
+    assert {record.state for record in records[kept:]} == {"correct"}
+    assert result.problems[0].failures == {"compile": 1}
+    assert tune_toy(tmp_path, healthy, retry_failed=True).measured == 0
+    assert best_of(tmp_path, PROBLEM) == min(
+        r.median_ns or 0 for r in records if r.state == "correct"
+    )
+    books.check(told.variants, tmp_path)
+
+
+def test_a_device_lost_at_20_random_points(tmp_path: Path, start: Start, books: Books) -> None:
+    points = random.Random(7).sample(range(3, 7 * len(SPACE)), 20)
+    fault = Fault(how="lost", at=tuple(points))
+    runner, told = start(fault, deadlines=SHORT, ledger=tmp_path / "calls"), Acknowledged()
+    result = tune_toy(tmp_path / "results", runner, progress=told, workers=3, overlap=True)
+    assert result.problems[0].ended == "exhausted"
+    assert runner.losses == len(points)
+    failed = check_run(tmp_path / "results")
+    assert 5 <= len(failed) <= len(points)
+    assert all("device lost" in (r.error or "") and FAULT_LINE in (r.error or "") for r in failed)
+    books.check(told.variants, tmp_path / "results")
+    books.count("devices lost at a random point", runner.losses)
+
+
+def test_a_worker_killed_at_25_random_moments(tmp_path: Path, start: Start, books: Books) -> None:
+    runner, told = start(deadlines=SHORT, pause_s=0.01), Acknowledged()
+    done = threading.Event()
+    killer = threading.Thread(target=_kill_at_random, args=(runner, 25, done))
+    killer.start()
+    rounds = 0
+    while not done.is_set():
+        rounds += 1
+        folder = tmp_path / f"round {rounds}"
+        result = tune_toy(folder, runner, problems=PROBLEMS, progress=told)
+        assert [each.ended for each in result.problems] == ["exhausted"] * 3
+        failed = check_run(folder, PROBLEMS)
+        assert all("killed by SIGKILL" in (record.error or "") for record in failed)
+        books.check(told.variants, folder)
+        told.variants.clear()
+    killer.join()
+    books.count("workers killed at a random moment", 25)
+
+
+def _kill_at_random(runner: WorkerRunner, times: int, done: threading.Event) -> None:
+    """Kill whatever worker there is, also one that has just been started."""
+    chance = random.Random(11)
+    for number in range(times):
+        starting = number % 5 == 4
+        before = runner.pid
+        time.sleep(chance.uniform(0.0, 0.3))
+        for child in psutil.Process().children():
+            if starting or child.pid == runner.pid:
+                child.kill()
+        while not starting and runner.pid == before:
+            time.sleep(0.005)
+    done.set()
+
+
+def test_a_run_stops_when_trial_after_trial_loses_the_worker(
+    tmp_path: Path, start: Start, books: Books
+) -> None:
+    fault = Fault(how="abort", method="execute")
+    runner, told = start(fault, deadlines=SHORT), Acknowledged()
+    result = tune_toy(tmp_path, runner, problems=PROBLEMS, progress=told)
+    assert [each.ended for each in result.problems] == ["device lost"]
+    assert f"{MAX_LOSSES_IN_A_ROW} trials in a row lost the worker" in (result.error or "")
+    assert "SIGABRT" in (result.error or "")
+    records = searched(tmp_path)
+    assert [record.state for record in records] == ["runtime"] * MAX_LOSSES_IN_A_ROW
+    assert records[0].values == canonical(TOY, TOY.baseline)
+    books.check(told.variants, tmp_path)
+    books.count("workers lost by a planned fault", runner.losses)
+
+
+def test_a_worker_that_does_not_come_back_ends_the_run_with_everything_kept(
+    tmp_path: Path, start: Start, books: Books
+) -> None:
+    gone, folder = tmp_path / "gone", tmp_path / "results"
+
+    class Ending(Acknowledged):
+        def trial_finished(self, record: Record, status: Status) -> None:
+            super().trial_finished(record, status)
+            if len(self.variants) == 7:
+                gone.touch()
+                os.kill(runner.pid, signal.SIGKILL)
+
+    runner, told = start(deadlines=SHORT, no_device_if=gone), Ending()
+    result = tune_toy(folder, runner, progress=told, workers=1)
+    assert result.problems[0].ended == "device lost"
+    assert "no other one starts (Vulkan reports no device)" in (result.error or "")
+    states = [record.state for record in searched(folder)]
+    assert states[:7] == ["correct"] * 7
+    gone.unlink()
+    assert tune_toy(folder, runner).problems[0].ended == "exhausted"
+    assert len(check_run(folder)) <= 1
+    books.check(told.variants, folder)
+
+
+def test_a_finalist_that_loses_the_worker_leaves_the_others(tmp_path: Path, start: Start) -> None:
+    """The fastest variant crashes once the search is over: the next best wins."""
+    times = sorted(expected(PROBLEM).items(), key=lambda item: item[1])
+    tune_toy(tmp_path / "undisturbed", healthy := start())
+    fastest = next(
+        record for record in searched(tmp_path / "undisturbed") if record.variant == times[0][0]
+    )
+    calls = tmp_path / "calls"
+    late = tuple(range(7 * len(SPACE) + 3, 9 * len(SPACE)))
+    fault = Fault(how="segfault", method="measure", marks=marks_of(fastest.values), at=late)
+    runner = start(fault, deadlines=SHORT, ledger=calls)
+    result = tune_toy(tmp_path / "disturbed", runner)
+    assert result.problems[0].ended == "exhausted"
+    finals = [r for r in Store(tmp_path / "disturbed", read_only=True).records() if r.note == FINAL]
+    assert [r.state for r in finals if r.variant == fastest.variant] == ["runtime"]
+    best = result.problems[0].best
+    assert best is not None
+    assert (best.variant, best.note) == (times[1][0], FINAL)
+
+
+# --- real shaders on a CPU driver -----------------------------------------------------------------
+
+
+ENDLESS = """#version 460
+layout(local_size_x = 64) in;
+layout(set = 0, binding = 2, std430) buffer O { uint o[]; };
+void main() {
+    uint x = gl_GlobalInvocationID.x;
+    while (o[0] != 1u) {
+        x = x * 1664525u + 1013904223u;
+        o[5 + x % 7u] = x;
+    }
+}
+"""
+"""Drivers that end every loop after 65,535 rounds still have to do that for every workgroup."""
+FAR_WRITE = """#version 460
+layout(local_size_x = 64) in;
+layout(set = 0, binding = 2, std430) buffer O { uint o[]; };
+void main() {
+    for (uint i = 1u; i < 16u; i++) { o[gl_GlobalInvocationID.x + i * 0x00fffff1u] = 0xdeadbeefu; }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def on_cpu(vulkan_selector: str | None) -> Iterator[WorkerRunner]:
+    """A worker on a CPU driver: a GPU that others use must not be hung."""
+    runner = WorkerRunner(vulkan_selector, deadlines=Deadlines(launch_s=1.5, spare_s=2.0))
+    with contextlib.closing(runner):
+        if not runner.info.is_cpu:
+            pytest.skip("endless loops are for CPU drivers alone")
+        runner.load("w", operands(), outputs())
+        yield runner
+
+
+def _job_of(source: str, groups: tuple[int, int, int] = (4, 1, 1)) -> Job:
+    made = JobPass(name="bad", spirv=spirv(source), push=b"", groups=groups)
+    return Job(passes=(made,), bindings=("a", "t", "o"), scratch_bytes={"t": 4000})
+
+
+def _still_right(runner: WorkerRunner) -> None:
+    answer = run(runner, job(step("scale", factor=3.0))).outputs["o"]
+    np.testing.assert_array_equal(answer, 3.0 * operands()["a"])
+
+
+@pytest.mark.vulkan
+def test_an_endless_loop_is_a_time_out(on_cpu: WorkerRunner, books: Books) -> None:
+    losses = on_cpu.losses
+    with pytest.raises(RunTimeoutError, match="did not end within"):
+        run(on_cpu, _job_of(ENDLESS, (4096, 512, 1)))
+    assert on_cpu.losses == losses + 1
+    _still_right(on_cpu)
+    books.count("endless loops on a CPU driver")
+
+
+@pytest.mark.vulkan
+def test_a_write_far_out_of_bounds_is_noticed_or_clamped(
+    on_cpu: WorkerRunner, books: Books, tell: Callable[[str], None]
+) -> None:
+    """Drivers that check every access leave it out; with others it is a crash or a broken guard."""
+    outcome: Any
+    try:
+        execution = run(on_cpu, _job_of(FAR_WRITE))
+        poison = (execution.outputs["o"].view(np.uint32) == 0xFFFFFFFF).all()
+        outcome = "clamped by the driver" if poison else "written somewhere"
+        assert poison or execution.broken_guards
+    except (WorkerDiedError, DeviceLostError, RunTimeoutError) as error:
+        outcome = type(error).__name__
+    tell(f"a write far out of bounds on {on_cpu.info.name}: {outcome}")
+    _still_right(on_cpu)
+    books.count("writes far out of bounds on a CPU driver")
