@@ -57,7 +57,8 @@ _METHODS: dict[Method, str] = {
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """What goes wrong, and when: at calls of `method` (any if empty) for jobs whose source holds
-    all `marks`, and of these, with `at`, only at the calls with these numbers.
+    all `marks`; of these, with `at`, only at the calls with these numbers, and, with `once`, only
+    once the file of that name is there.
 
     Numbers count the calls of all methods of all workers that share a ledger.
     """
@@ -66,6 +67,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     method: str = ""
     marks: tuple[str, ...] = ()
     at: tuple[int, ...] = ()
+    once: str = ""
 
     def means(self, call: Call, number: int) -> bool:
         """Whether a call is meant."""
@@ -74,6 +76,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
             self.method in ("", call.method)
             and all(mark.encode() in source for mark in self.marks)
             and (not self.at or number in self.at)
+            and (not self.once or Path(self.once).exists())
         )
 
 

@@ -27,7 +27,7 @@ SPACE = legal(TOY, PROBLEMS[0], toy_device())
 PLAN = MeasurePlan(
     warmup_ms=1.0, min_samples=3, max_samples=4, budget_ms=0.01, max_submission_ms=1.0
 )
-SHORT = Deadlines(start_s=20.0, launch_s=0.2, prepare_s=0.6, close_s=2.0, spare_s=0.1)
+SHORT = Deadlines(start_s=20.0, launch_s=0.4, prepare_s=1.0, close_s=2.0, spare_s=0.2)
 
 
 @dataclass(slots=True)
@@ -93,7 +93,18 @@ def searched(folder: Path) -> list[Record]:
 @functools.cache
 def expected(problem: Problem) -> dict[str, float]:
     """The median of every variant in nanoseconds, by its key."""
-    evaluator = Evaluator(
+    records = [_undisturbed(problem).run(values) for values in legal(TOY, problem, toy_device())]
+    return {record.variant: record.median_ns or 0.0 for record in records}
+
+
+def expected_time(problem: Problem, values: Values) -> float:
+    """The median of one variant in nanoseconds."""
+    return expected(problem)[_undisturbed(problem).draft(values).key]
+
+
+@functools.cache
+def _undisturbed(problem: Problem) -> Evaluator:
+    return Evaluator(
         toy_runner(noise=0.0),
         ToyCompiler(),
         TOY,
@@ -101,8 +112,6 @@ def expected(problem: Problem) -> dict[str, float]:
         session=Session(plan=PLAN),
         render=toy_render,
     )
-    records = [evaluator.run(values) for values in legal(TOY, problem, toy_device())]
-    return {record.variant: record.median_ns or 0.0 for record in records}
 
 
 def check_run(folder: Path, problems: Iterable[Problem] = PROBLEMS[:1]) -> list[Record]:

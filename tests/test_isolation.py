@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import signal
 import threading
 import time
@@ -16,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.fault_stub import FAULT_LINE, Fault, How
+from tests.fault_stub import FAULT_LINE, Fault, How, worker
 from tests.isolated_runs import (
     PROBLEMS,
     SHORT,
@@ -25,6 +26,7 @@ from tests.isolated_runs import (
     best_of,
     check_run,
     expected,
+    expected_time,
     marks_of,
     searched,
     tune_toy,
@@ -41,6 +43,7 @@ from tuner.runner.protocol import Job, JobPass
 from tuner.runner.worker import WorkerRunner
 from tuner.search import Silent
 from tuner.search.loop import MAX_LOSSES_IN_A_ROW
+from tuner.search.settings import RETRIED
 
 if TYPE_CHECKING:
     from tuner.records import Record
@@ -52,7 +55,6 @@ PROBLEM = PROBLEMS[0]
 FAULTS: tuple[tuple[How, str, State, str], ...] = (
     ("segfault", "prepare", "runtime", "SIGSEGV"),
     ("hang", "prepare", "timeout", "pipelines of main"),
-    ("lost", "prepare", "runtime", FAULT_LINE),
     ("refused", "prepare", "compile", "VK_ERROR_UNKNOWN"),
     ("segfault", "execute", "runtime", "SIGSEGV"),
     ("deaf", "execute", "timeout", "did not end within"),
@@ -63,6 +65,7 @@ FAULTS: tuple[tuple[How, str, State, str], ...] = (
     ("abort", "measure", "runtime", "SIGABRT"),
 )
 VICTIMS = [SPACE[3 + 5 * n] for n in range(len(FAULTS))]
+LOST = [how for how, *_ in FAULTS if how not in ("refused", "out of memory")]
 
 
 class Acknowledged(Silent):
@@ -75,55 +78,59 @@ class Acknowledged(Silent):
         self.variants.append(record.variant)
 
 
-def victim_faults() -> list[Fault]:
-    return [
+@pytest.fixture(scope="module")
+def wrecked(tmp_path_factory: pytest.TempPathFactory, books: Books) -> Path:
+    """The results of a run through the whole space, in which one variant met each fault."""
+    folder, told = tmp_path_factory.mktemp("wrecked"), Acknowledged()
+    faults = [
         Fault(how=how, method=method, marks=marks_of(values))
         for (how, method, _, _), values in zip(FAULTS, VICTIMS, strict=True)
     ]
+    with contextlib.closing(worker(*faults, deadlines=SHORT)) as runner:
+        result = tune_toy(folder, runner, progress=told, workers=3, overlap=True)
+        assert (result.error, result.problems[0].ended) == (None, "exhausted")
+        assert runner.losses >= len(LOST)
+        losses = runner.losses
+        again = tune_toy(folder, runner)
+        assert (again.measured, runner.losses) == (0, losses), "none is tried again"
+    books.check(told.variants, folder)
+    books.count("workers lost by a planned fault", losses)
+    return folder
 
 
-def test_every_fault_costs_its_variant_alone_and_none_is_tried_again(
-    tmp_path: Path, start: Start, books: Books
-) -> None:
-    runner, told = start(*victim_faults(), deadlines=SHORT), Acknowledged()
-    result = tune_toy(tmp_path, runner, progress=told, workers=3, overlap=True)
-    assert (result.error, result.problems[0].ended) == (None, "exhausted")
-    failed = {str(record.values): record for record in check_run(tmp_path)}
-    assert len(failed) == len(FAULTS)
+def test_every_fault_costs_its_variant_alone(wrecked: Path) -> None:
+    failed = {str(record.values): record for record in check_run(wrecked)}
+    innocent = [r.error for key, r in failed.items() if key not in map(str, VICTIMS)]
+    assert innocent == []
     for (how, method, state, says), values in zip(FAULTS, VICTIMS, strict=True):
         record = failed[str(values)]
         assert (how, method, record.state) == (how, method, state)
         assert says in (record.error or "")
-    assert best_of(tmp_path, PROBLEM) == min(
-        ns
-        for key, ns in expected(PROBLEM).items()
-        if key not in {r.variant for r in failed.values()}
-    )
-    losses = runner.losses
-    assert losses >= len(FAULTS) - 2
-    again = tune_toy(tmp_path, runner)
-    assert (again.measured, runner.losses) == (0, losses)
-    books.check(told.variants, tmp_path)
-    books.count("workers lost by a planned fault", losses)
+    victims = {record.variant for record in failed.values()}
+    left = [ns for key, ns in expected(PROBLEM).items() if key not in victims]
+    assert best_of(wrecked, PROBLEM) == min(left)
 
 
-def test_what_failed_is_tried_again_when_asked(tmp_path: Path, start: Start, books: Books) -> None:
-    runner = start(*victim_faults(), deadlines=SHORT)
-    tune_toy(tmp_path, runner)
-    kept = len(searched(tmp_path))
-    healthy, told = start(), Acknowledged()
-    result = tune_toy(tmp_path, healthy, retry_failed=True, progress=told)
-    lost = [v for (_, _, state, _), v in zip(FAULTS, VICTIMS, strict=True) if state != "compile"]
-    assert result.measured == len(lost)
-    records = searched(tmp_path)
-    assert [record.values for record in records[kept:]] == [dict(values) for values in lost]
-    assert {record.state for record in records[kept:]} == {"correct"}
+def test_what_failed_is_tried_again_when_asked(
+    wrecked: Path, tmp_path: Path, start: Start, books: Books
+) -> None:
+    folder, healthy, told = tmp_path / "results", start(), Acknowledged()
+    shutil.copytree(wrecked, folder)
+    kept = len(searched(folder))
+    result = tune_toy(folder, healthy, retry_failed=True, progress=told)
+    retried = [
+        dict(values)
+        for (_, _, state, _), values in zip(FAULTS, VICTIMS, strict=True)
+        if state in RETRIED
+    ]
+    assert result.measured == len(retried)
+    assert [record.values for record in searched(folder)[kept:]] == retried
+    assert {record.state for record in searched(folder)[kept:]} == {"correct"}
     assert result.problems[0].failures == {"compile": 1}
-    assert tune_toy(tmp_path, healthy, retry_failed=True).measured == 0
-    assert best_of(tmp_path, PROBLEM) == min(
-        r.median_ns or 0 for r in records if r.state == "correct"
-    )
-    books.check(told.variants, tmp_path)
+    assert tune_toy(folder, healthy, retry_failed=True).measured == 0
+    correct = [r.median_ns or 0 for r in searched(folder) if r.state == "correct"]
+    assert best_of(folder, PROBLEM) == min(correct)
+    books.check(told.variants, folder)
 
 
 def test_a_device_lost_at_20_random_points(tmp_path: Path, start: Start, books: Books) -> None:
@@ -209,29 +216,29 @@ def test_a_worker_that_does_not_come_back_ends_the_run_with_everything_kept(
     states = [record.state for record in searched(folder)]
     assert states[:7] == ["correct"] * 7
     gone.unlink()
-    assert tune_toy(folder, runner).problems[0].ended == "exhausted"
+    assert tune_toy(folder, start()).problems[0].ended == "exhausted"
     assert len(check_run(folder)) <= 1
     books.check(told.variants, folder)
 
 
 def test_a_finalist_that_loses_the_worker_leaves_the_others(tmp_path: Path, start: Start) -> None:
     """The fastest variant crashes once the search is over: the next best wins."""
-    times = sorted(expected(PROBLEM).items(), key=lambda item: item[1])
-    tune_toy(tmp_path / "undisturbed", healthy := start())
-    fastest = next(
-        record for record in searched(tmp_path / "undisturbed") if record.variant == times[0][0]
-    )
-    calls = tmp_path / "calls"
-    late = tuple(range(7 * len(SPACE) + 3, 9 * len(SPACE)))
-    fault = Fault(how="segfault", method="measure", marks=marks_of(fastest.values), at=late)
-    runner = start(fault, deadlines=SHORT, ledger=calls)
-    result = tune_toy(tmp_path / "disturbed", runner)
+    switch, folder = tmp_path / "finals", tmp_path / "results"
+    first, second = sorted(expected(PROBLEM), key=lambda key: expected(PROBLEM)[key])[:2]
+    fastest = min(SPACE, key=lambda values: expected_time(PROBLEM, values))
+
+    class Switching(Silent):
+        def finals_started(self, count: int, status: Status) -> None:
+            switch.touch()
+
+    fault = Fault(how="segfault", method="measure", marks=marks_of(fastest), once=str(switch))
+    result = tune_toy(folder, start(fault, deadlines=SHORT), progress=Switching())
     assert result.problems[0].ended == "exhausted"
-    finals = [r for r in Store(tmp_path / "disturbed", read_only=True).records() if r.note == FINAL]
-    assert [r.state for r in finals if r.variant == fastest.variant] == ["runtime"]
+    finals = [r for r in Store(folder, read_only=True).records() if r.note == FINAL]
+    assert [r.state for r in finals if r.variant == first] == ["runtime"]
     best = result.problems[0].best
     assert best is not None
-    assert (best.variant, best.note) == (times[1][0], FINAL)
+    assert (best.variant, best.note) == (second, FINAL)
 
 
 # --- real shaders on a CPU driver -----------------------------------------------------------------

@@ -378,7 +378,8 @@ def test_a_device_that_does_not_come_back_is_said(make: Make, tmp_path: Path) ->
     with pytest.raises(NoWorkerError, match="no other one starts .Vulkan reports no device"):
         runner.prepare(GOOD)
     (tmp_path / "gone").unlink()
-    runner.prepare(GOOD)
+    with pytest.raises(NoWorkerError, match="no other one starts"):
+        runner.prepare(GOOD)
 
 
 def test_another_device_in_its_place_is_refused(make: Make, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ class MemoryHeap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MatrixShape(msgspec.Struct, frozen=True, kw_only=True):
-    """One cooperative-matrix shape C[m,n] += A[m,k] B[k,n]; types as in GLSL ("float16", "int8")."""
+    """One cooperative-matrix shape C[m,n] += A[m,k] B[k,n]; types like "float16" and "int8"."""
 
     m: int
     n: int

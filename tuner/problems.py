@@ -65,8 +65,7 @@ class PagedDecodeProblem(Problem, frozen=True, kw_only=True, tag="paged_decode")
             raise UsageError(f"context is {self.context}, must be from 0 to {MAX_TOKENS}")
         if self.query_heads % self.kv_heads:
             raise UsageError(
-                f"query_heads ({self.query_heads}) must be a multiple of kv_heads "
-                f"({self.kv_heads})"
+                f"query_heads ({self.query_heads}) must be a multiple of kv_heads ({self.kv_heads})"
             )
         self.context_lens()
 
@@ -82,10 +81,12 @@ class PagedDecodeProblem(Problem, frozen=True, kw_only=True, tag="paged_decode")
 
     @property
     def label(self) -> str:
-        spread = "" if self.lengths == "equal" else f" {self.lengths.split(':')[0]}"
+        """Sequences x context, heads and head size; lengths and block size where unusual."""
+        lengths = "" if self.lengths == "equal" else f" {self.lengths[:24]}"
+        block = "" if self.block_size == 16 else f" b{self.block_size}"
         return (
-            f"{self.sequences}x{self.context}{spread} "
-            f"h{self.query_heads}/{self.kv_heads} d{self.head_size}"
+            f"{self.sequences}x{self.context}{lengths} "
+            f"h{self.query_heads}/{self.kv_heads} d{self.head_size}{block}"
         )
 
     def context_lens(self) -> npt.NDArray[np.uint32]:

@@ -186,7 +186,10 @@ class Worker:
             channel.close()
             raise
         with self._lock:
-            self._free.append(channel)
+            if self._death is None:
+                self._free.append(channel)
+            else:
+                channel.close()
         return reply, came
 
     def _new_channel(self, deadline: float) -> Channel:

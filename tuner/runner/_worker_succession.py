@@ -42,6 +42,7 @@ class Succession:
         self._deadlines, self._pauses_s = deadlines, tuple(pauses_s)
         self._lock = threading.Lock()
         self._replaced = 0
+        self._over: NoWorkerError | None = None
         self._closed = False
         self.latest = self._start(selector)
         """The worker of now, which may be lost already."""
@@ -57,14 +58,20 @@ class Succession:
 
         Raises:
             UsageError: closed.
-            NoWorkerError: no successor starts.
+            NoWorkerError: no successor starts, now or at an earlier call.
         """
         with self._lock:
             if self._closed:
                 raise UsageError("the runner is closed")
+            if self._over is not None:
+                raise self._over
             if not self.latest.alive:
                 self.latest.close(0.0)
-                self.latest = self._successor()
+                try:
+                    self.latest = self._successor()
+                except NoWorkerError as error:
+                    self._over = error
+                    raise
                 self._replaced += 1
             return self.latest
 

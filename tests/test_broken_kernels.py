@@ -1,0 +1,226 @@
+"""Kernels broken on purpose, one mistake each: validation catches every one of them.
+
+The mistakes are put into the rendered GLSL of real variants, so that a mistake that no longer
+applies to the templates fails here, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.decode_kernels import judged, variant
+from tuner import templates
+from tuner.evaluate import ResidentCases
+from tuner.kernels.paged_decode_q8 import PAGED_DECODE_Q8
+from tuner.problems import PagedDecodeProblem
+from tuner.templates import Rendered
+
+if TYPE_CHECKING:
+    from tuner.runner.vulkan import VulkanRunner
+
+PROBLEM = PagedDecodeProblem(
+    query_heads=4, kv_heads=2, head_size=64, block_size=16, sequences=2, context=1024
+)
+BASELINE = "baseline"
+SPLIT = "scalar_f32 subgroups=2 lanes_per_token=8 tokens_unrolled=4 split=count:4"
+WHOLE = "scalar_f32 subgroups=2 lanes_per_token=8 tokens_unrolled=4 split=none"
+STAGED = "scalar_f32 staging=shared subgroups=2 lanes_per_token=8 head_slices=2 load_words=4"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mistake:
+    """In one pass of a variant, `wrong` stands for each `right`; `says` is in the verdict."""
+
+    variant: str
+    pass_name: str
+    right: str
+    wrong: str
+    says: str = "2-norm"
+
+    def render(self, template: str, context: Mapping[str, Any]) -> Rendered:
+        """As `tuner.templates.render`, with the mistake."""
+        rendered = templates.render(template, context)
+        if context["pass_name"] != self.pass_name:
+            return rendered
+        assert self.right in rendered.text, f"no longer in the template: {self.right}"
+        return replace(rendered, text=rendered.text.replace(self.right, self.wrong))
+
+
+SEEN = "min(context_lens[sequence], push.max_context_len)"
+LENGTH = f"uint length = {SEEN};"
+KEY_SCALE = "key_words[row + HEAD_SIZE / 4u]"
+VALUE_SCALE = "value_words[row + HEAD_SIZE / 4u]"
+BEFORE = "row - (row / ROW_WORDS % BLOCK_SIZE > 0u ? ROW_WORDS : 0u) + HEAD_SIZE / 4u"
+MAIN = "void main() {"
+
+
+def everywhere(right: str, wrong: str, says: str = "2-norm") -> dict[str, Mistake]:
+    """The same mistake in the baseline and in a kernel that splits the context."""
+    return {
+        "baseline": Mistake(
+            variant=BASELINE, pass_name="baseline", right=right, wrong=wrong, says=says
+        ),
+        "split": Mistake(variant=SPLIT, pass_name="attend", right=right, wrong=wrong, says=says),
+    }
+
+
+def _past_the_end(variant: str, pass_name: str, buffer: str, elements: str) -> Mistake:
+    write = f"{MAIN}\n    if (gl_LocalInvocationIndex == 0u) {{ {buffer}[{elements}] = 0.0; }}"
+    name = {"attention": "out"}.get(buffer, buffer)
+    says = f"past the end of {name}"
+    return Mistake(variant=variant, pass_name=pass_name, right=MAIN, wrong=write, says=says)
+
+
+MISTAKES = {
+    "skipped last partial block": everywhere(
+        LENGTH, f"uint length = {SEEN} / BLOCK_SIZE * BLOCK_SIZE;"
+    ),
+    "wrong KV head": {
+        "baseline": Mistake(
+            variant=BASELINE,
+            pass_name="baseline",
+            right="uint kv_head = head / GROUP;",
+            wrong="uint kv_head = head % push.num_kv_heads;",
+        ),
+        "split": Mistake(
+            variant=SPLIT,
+            pass_name="attend",
+            right="uint first_head = kv_head * GROUP",
+            wrong="uint first_head = (push.num_kv_heads - 1u - kv_head) * GROUP",
+        ),
+    },
+    "key scale of the neighbouring token": everywhere(KEY_SCALE, f"key_words[{BEFORE}]"),
+    "value scale of the neighbouring token": everywhere(VALUE_SCALE, f"value_words[{BEFORE}]"),
+    "split lost in the combine": {
+        "last": Mistake(
+            variant=SPLIT,
+            pass_name="combine",
+            right="part < parts;",
+            wrong="part < (parts > 1u ? parts - 1u : parts);",
+        ),
+        "all but one of a slice": Mistake(
+            variant=f"{SPLIT} combine_slices=2",
+            pass_name="combine",
+            right="part < parts; part += SLICES",
+            wrong="part < min(parts, SLICES); part += SLICES",
+        ),
+        "another slice": Mistake(
+            variant=f"{SPLIT} combine_slices=4",
+            pass_name="combine",
+            right="other < SLICES;",
+            wrong="other < SLICES - 1u;",
+        ),
+    },
+    "one token short": everywhere(LENGTH, f"uint length = max({SEEN}, 1u) - 1u;"),
+    "one token too many": everywhere(
+        LENGTH, f"uint length = {SEEN}; length += uint(length % BLOCK_SIZE != 0u);"
+    ),
+    "write past the output": {
+        "baseline": _past_the_end(
+            BASELINE, "baseline", "attention", "gl_NumWorkGroups.y * push.num_heads * HEAD_SIZE"
+        ),
+        "whole": _past_the_end(
+            WHOLE, "attend", "attention", "gl_NumWorkGroups.z * push.num_heads * HEAD_SIZE"
+        ),
+        "partials": _past_the_end(
+            SPLIT,
+            "attend",
+            "partials",
+            "gl_NumWorkGroups.z * push.num_heads * push.num_splits * (HEAD_SIZE + 2u)",
+        ),
+    },
+    "output not written": {
+        "baseline": Mistake(
+            variant=BASELINE,
+            pass_name="baseline",
+            right="attention[(sequence",
+            wrong="if (dim != 5u) attention[(sequence",
+            says="NaN",
+        ),
+        "whole": Mistake(
+            variant=WHOLE,
+            pass_name="attend",
+            right="attention[first + i]",
+            wrong="if (first % HEAD_SIZE != 4u) attention[first + i]",
+            says="NaN",
+        ),
+        "combine": Mistake(
+            variant=SPLIT,
+            pass_name="combine",
+            right="attention[first + i]",
+            wrong="if (i != 3u) attention[first + i]",
+            says="NaN",
+        ),
+    },
+    "partial result not written": {
+        "split": Mistake(
+            variant=SPLIT,
+            pass_name="attend",
+            right="partials[statistics + 1u] = sum;",
+            wrong="",
+            says="NaN",
+        ),
+    },
+    "poisoned scale of a masked token": {
+        "split": Mistake(
+            variant=SPLIT,
+            pass_name="attend",
+            right="weight[u] = valid[u] ? weight[u] * value_scale[u] : 0.0;",
+            wrong="weight[u] = weight[u] * value_scale[u];",
+            says="NaN",
+        ),
+        "staged": Mistake(
+            variant=STAGED,
+            pass_name="attend",
+            right="weight[u] = valid[u] ? weight[u] * value_scale[u] : 0.0;",
+            wrong="weight[u] = weight[u] * value_scale[u];",
+            says="NaN",
+        ),
+    },
+    "tile staged too early": {
+        "staged": Mistake(
+            variant=STAGED,
+            pass_name="attend",
+            right="stage_tile(sequence, kv_head, first, end);",
+            wrong="stage_tile(sequence, kv_head, min(first + TILE, end - 1u) / TILE * TILE, end);",
+        ),
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def cases(vulkan_runner: VulkanRunner) -> Iterator[ResidentCases]:
+    """Validation cases that all kernels here share."""
+    resident = ResidentCases(vulkan_runner, PAGED_DECODE_Q8)
+    yield resident
+    resident.close()
+
+
+@pytest.mark.parametrize("text", [BASELINE, SPLIT, WHOLE, STAGED])
+def test_what_is_broken_here_was_right(
+    vulkan_runner: VulkanRunner, cases: ResidentCases, text: str
+) -> None:
+    values = variant(text, vulkan_runner.info.subgroup_size)
+    assert judged(vulkan_runner, PROBLEM, values, cases=cases).failure is None
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        pytest.param(mistake, id=f"{name}: {where}")
+        for name, places in MISTAKES.items()
+        for where, mistake in places.items()
+    ],
+)
+def test_a_broken_kernel_is_caught(
+    vulkan_runner: VulkanRunner, cases: ResidentCases, mistake: Mistake
+) -> None:
+    values = variant(mistake.variant, vulkan_runner.info.subgroup_size)
+    found = judged(vulkan_runner, PROBLEM, values, cases=cases, render=mistake.render)
+    assert found.failure is not None
+    assert found.failure.state == "correctness"
+    assert mistake.says in found.failure.error
