@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections import deque
+import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,15 +18,22 @@ from tuner.cli.output import print_json, print_table, say
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tuner.cli.session import Opened
     from tuner.device_info import DeviceInfo
-    from tuner.evaluate import Evaluator, Findings, PreparedTrial, ResidentCases
+    from tuner.evaluate import Findings
     from tuner.kernels.base import Family, Values
     from tuner.problems import PagedDecodeProblem
 
+SHAPE, CPU_SHAPE = "1x1024:h16/2:d128", "1x1024:h8/2:d64"
+"""What variants are run on if nothing is said: large enough that every value of a parameter has its
+use; smaller for CPU drivers, which take seconds to compile a kernel of much unrolled code."""
 GEOMETRIES = "geometries"
 """The named workload of unusual geometries, each of which a few variants are run on."""
-FEW = 6
+FEW = 4
+MOST_THREADS = 8
+MOST_CPU_DEVICES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +50,41 @@ class _Finding:
     batch: _Batch
     values: Values
     findings: Findings
+
+
+class _Bench:
+    """A device and what stays on it: any thread prepares variants, one at a time runs them."""
+
+    def __init__(self, device: Opened, batches: Sequence[_Batch]) -> None:
+        from tuner.evaluate import Evaluator, ResidentCases
+
+        self._device = device
+        self._turn = threading.Lock()
+        cases = {b.family.name: ResidentCases(device.runner, b.family) for b in batches}
+        self._evaluators = {
+            id(b): Evaluator(
+                device.runner, device.compiler, b.family, b.problem, cases=cases[b.family.name]
+            )
+            for b in batches
+        }
+
+    def judge(self, batch: _Batch, values: Values) -> _Finding:
+        """Validate one variant.
+
+        Raises:
+            DeviceLostError: the device is gone for good, so nothing more can be found.
+        """
+        evaluator = self._evaluators[id(batch)]
+        trial = evaluator.prepare(evaluator.draft(values))
+        with self._turn:
+            try:
+                findings = evaluator.validate(trial)
+            finally:
+                evaluator.release(trial)
+        failure = findings.failure
+        if failure and failure.lost and self._device.runner.losses is None:
+            raise failure.lost
+        return _Finding(batch=batch, values=values, findings=findings)
 
 
 def verify(
@@ -75,24 +119,27 @@ def verify(
 ) -> None:
     """Check variants on the device against the oracle.
 
-    Without --shape or --model a few variants are run on unusual geometries, too: other head sizes,
-    block sizes and numbers of query heads per KV head. Exit code 1 if any answer is wrong.
+    Without --shape or --model they are run on one small shape, and a few of them on unusual
+    geometries: other head sizes, block sizes and numbers of query heads per KV head. Exit code 1
+    if any answer is wrong.
     """
     from tuner import kernels
-    from tuner.cli.session import opened
 
     if (family is None) != all_families:
         raise UsageError("give one FAMILY or --all-families")
     count = _count(variants)
     chosen = kernels.families() if family is None else (kernels.family(family),)
     choice = options.ProblemChoice(shapes=shape, models=model, sequences=sequences, context=context)
-    with opened(device, cache=cache, validation=validation, in_process=in_process) as open_device:
-        info = open_device.info
+    with ExitStack() as stack:
+        devices = _open_devices(
+            stack, device, cache=cache, validation=validation, in_process=in_process
+        )
+        info = devices[0].info
         batches = [
             batch for each in chosen for batch in _batches(each, choice, info, count, seed=seed)
         ]
-        found = _run(batches, open_device)
-        messages = tuple(open_device.runner.messages)
+        found = _run(batches, devices)
+        messages = tuple(said for each in devices for said in each.runner.messages)
     failed = [each for each in found if each.findings.failure is not None]
     if json:
         _print_json(info, batches, failed, messages)
@@ -100,6 +147,26 @@ def verify(
         _print_text(info, batches, failed, messages)
     if failed or messages:
         raise typer.Exit(1)
+
+
+def _open_devices(
+    stack: ExitStack,
+    selector: str | None,
+    *,
+    cache: Path | None,
+    validation: bool,
+    in_process: bool,
+) -> list[Opened]:
+    """The device; a CPU driver's once for each core, since it compiles in the thread that runs."""
+    from tuner.cli.session import opened
+
+    def one() -> Opened:
+        entered = opened(selector, cache=cache, validation=validation, in_process=in_process)
+        return stack.enter_context(entered)
+
+    first = one()
+    more = min(MOST_CPU_DEVICES, os.cpu_count() or 1) - 1 if first.info.is_cpu else 0
+    return [first, *(one() for _ in range(more))]
 
 
 def _count(text: str) -> int | str:
@@ -116,7 +183,8 @@ def _batches(
     from tuner import workloads
     from tuner.cli.session import misfit
 
-    problem = choice.one(on_cpu=info.is_cpu)
+    shape = CPU_SHAPE if info.is_cpu else SHAPE
+    problem = choice.one(on_cpu=info.is_cpu) if choice.said else workloads.parse_shape(shape)
     if error := misfit(family, problem, info):
         raise error
     batches = [_batch(family, problem, info, count, seed)]
@@ -150,58 +218,51 @@ def _batch(
     return _Batch(family=family, problem=problem, variants=picked[:count])
 
 
-def _run(batches: Sequence[_Batch], device: Opened) -> list[_Finding]:
+def _run(batches: Sequence[_Batch], devices: Sequence[Opened]) -> list[_Finding]:
     """Findings of all variants, those that failed and those that passed, with live progress."""
     from tuner.cli.progress import counting
-    from tuner.evaluate import Evaluator, ResidentCases
 
     total = sum(len(batch.variants) for batch in batches)
     found: list[_Finding] = []
     failures = 0
-    cases: dict[str, ResidentCases] = {}
     with counting("verified", total) as update:
-        for batch in batches:
-            shared = cases.setdefault(batch.family.name, ResidentCases(device.runner, batch.family))
-            evaluator = Evaluator(
-                device.runner, device.compiler, batch.family, batch.problem, cases=shared
-            )
-            for values, findings in _judged(evaluator, batch.variants):
-                found.append(_Finding(batch=batch, values=values, findings=findings))
-                failures += findings.failure is not None
-                update(len(found), f"{failures} failed" if failures else batch.problem.label)
-            evaluator.close()
+        for finding in _judged(batches, [_Bench(device, batches) for device in devices]):
+            found.append(finding)
+            failures += finding.findings.failure is not None
+            update(len(found), f"{failures} failed" if failures else finding.batch.problem.label)
     return found
 
 
-def _judged(evaluator: Evaluator, variants: Sequence[Values]) -> Iterator[tuple[Values, Findings]]:
-    """Each variant with what validation found; the next are compiled meanwhile.
+def _judged(batches: Sequence[_Batch], benches: Sequence[_Bench]) -> Iterator[_Finding]:
+    """Findings as they come in; while one variant runs, others are compiled.
 
     Raises:
-        DeviceLostError: the device is gone for good, so nothing more can be found.
+        DeviceLostError: a device is gone for good.
     """
-    threads = min(8, os.cpu_count() or 1)
-    waiting: deque[Future[PreparedTrial]] = deque()
-    ahead = iter(variants)
+    threads = max(len(benches), min(MOST_THREADS, os.cpu_count() or 1))
+    seats: SimpleQueue[_Bench] = SimpleQueue()
+    for number in range(threads):
+        seats.put(benches[number % len(benches)])
+
+    def judge(batch: _Batch, values: Values) -> _Finding:
+        bench = seats.get()
+        try:
+            return bench.judge(batch, values)
+        finally:
+            seats.put(bench)
+
+    waiting: set[Future[_Finding]] = set()
     with ThreadPoolExecutor(threads) as pool:
         try:
-            for values in variants:
-                while len(waiting) <= threads and (following := next(ahead, None)) is not None:
-                    waiting.append(pool.submit(_prepared, evaluator, following))
-                trial = waiting.popleft().result()
-                findings = evaluator.validate(trial)
-                evaluator.release(trial)
-                yield values, findings
-                failure = findings.failure
-                if failure and failure.lost and evaluator.runner.losses is None:
-                    raise failure.lost
+            for batch in batches:
+                for values in batch.variants:
+                    waiting.add(pool.submit(judge, batch, values))
+                    if len(waiting) > threads:
+                        done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                        yield from (future.result() for future in done)
+            yield from (future.result() for future in waiting)
         finally:
-            for future in waiting:
-                if not future.cancel():
-                    evaluator.release(future.result())
-
-
-def _prepared(evaluator: Evaluator, values: Values) -> PreparedTrial:
-    return evaluator.prepare(evaluator.draft(values))
+            pool.shutdown(cancel_futures=True)
 
 
 def _print_text(
