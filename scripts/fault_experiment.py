@@ -99,11 +99,10 @@ def main() -> None:
             records = list(store.records())
         states = Counter(record.state for record in records)
         best = result.problems[0].best
-        assert best is not None and best.median_ns is not None
+        assert best is not None
         values = " ".join(f"{k}={v}" for k, v in best.values.items() if v != FAMILY.baseline[k])
-        print(
-            f"| {name} | {len(records)} | {dict(states)} | {best.median_ns / 1e3:.2f} | {values} |"
-        )
+        time_us = f"{(best.median_ns or 0.0) / 1e3:.2f}"
+        print(f"| {name} | {len(records)} | {dict(states)} | {time_us} | {values} |")
         errors.update(f"{r.state}: {r.error}"[:160] for r in records if r.state != "correct")
     for error, count in errors.items():
         print(f"- {count} x {error}")

@@ -302,6 +302,20 @@ def test_equal_sources_are_rendered_and_compiled_once() -> None:
     assert len(compiler.compiled) == len(set(compiler.compiled)) == 2
 
 
+def test_cases_are_run_as_the_family_says() -> None:
+    """Split in two, the toy is not legal on the case of one token: whole, it is."""
+    runner = toy_runner()
+    assert len(evaluator(runner).prepare(evaluator(runner).draft(SPLIT)).case_jobs) == 1
+    whole = replace(TOY, validated_as=lambda candidate: {**candidate.values, "split": 1})
+    trials = Evaluator(runner, ToyCompiler(), whole, toy_problem(4, 4096), render=toy_render)
+    prepared = trials.prepare(trials.draft(SPLIT))
+    assert prepared.job is not None
+    assert [each.name for each in prepared.job.passes] == ["main", "join"]
+    assert len(prepared.case_jobs) == 2
+    assert {each.name for _, made in prepared.case_jobs for each in made.passes} == {"main"}
+    assert prepared.draft.values == SPLIT
+
+
 def test_the_key_changes_with_whatever_could_change_the_result() -> None:
     base = evaluator().draft(TILED).key
     assert base == evaluator().draft(TILED).key

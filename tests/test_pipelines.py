@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from tests.small_kernels import COUNT, job, kernel, operands, outputs, run, spirv, step
-from tuner.errors import UsageError
+from tuner.errors import UsageError, VulkanError
 from tuner.runner.protocol import Job, JobPass, OutputSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tuner.runner._programs import Program, ProgramKey
     from tuner.runner.vulkan import VulkanRunner
 
 
@@ -116,6 +117,23 @@ def test_threads_that_prepare_the_same_code_at_once_share_it(loaded_runner: Vulk
         loaded_runner.execute(each, "w")
         loaded_runner.release(each)
     assert len(loaded_runner._pipelines.programs) == 0
+
+
+def test_a_job_that_the_driver_refuses_leaves_no_program_behind(
+    loaded_runner: VulkanRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = loaded_runner._pipelines.programs
+    make = programs._make
+
+    def refuse(key: ProgramKey) -> Program:
+        if key.spirv == kernel("finish"):
+            raise VulkanError("vkCreateComputePipelines", "VK_ERROR_UNKNOWN", -13)
+        return make(key)
+
+    monkeypatch.setattr(programs, "_make", refuse)
+    with pytest.raises(VulkanError):
+        loaded_runner.prepare(job(step("stage"), step("finish")))
+    assert len(programs) == 0
 
 
 def test_the_width_of_a_workgroup_is_read_from_spirv() -> None:

@@ -631,7 +631,7 @@ def test_a_read_only_folder_is_said(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_journal_is_said(journal: Path) -> None:
     journal.write_text("not a journal\nat all\n")
-    with pytest.raises(ResultsError, match="no journal of Optuna"):
+    with pytest.raises(ResultsError, match="no journal of Optuna's, or damaged"):
         run(journal)
 
 

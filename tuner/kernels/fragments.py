@@ -131,9 +131,7 @@ def fragment_plan(
         key_word=tuple(key_word[c] for c in key_terms.lane_class),
         key_slots=key_slots,
         key_tokens=_tokens_of(key_rows, tokens),
-        query_dims=_dims(
-            key_terms, steps, key_word, key_slots, WIDENED if widened else IN_ORDER
-        ),
+        query_dims=_dims(key_terms, steps, key_word, key_slots, WIDENED if widened else IN_ORDER),
         value_elements=value_elements,
         value_word=tuple(value_word[c] for c in value_rows.lane_class),
         value_slots=value_slots,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,15 @@ from typing import Any
 from tuner import _vk
 from tuner.device import Device
 
+_HEADER = b"kvtune pipelines 1\n"
+
 
 class PipelineCache:
     """A cache that is read when it is made and saved when it is closed.
 
-    It only saves time: a folder that cannot be read or written is no reason to fail.
+    It only saves time: a folder that cannot be read or written is no reason to fail. The file holds
+    a header, the SHA-256 of the driver's bytes, and these: drivers look at little more than their
+    own header, and damage further on would crash every process that opens the device.
     """
 
     def __init__(self, device: Device, folder: Path | None) -> None:
@@ -26,7 +31,7 @@ class PipelineCache:
         data = b""
         if self._path is not None:
             with contextlib.suppress(OSError):
-                data = self._path.read_bytes()
+                data = _sound(self._path.read_bytes())
         create_info = _vk.struct(
             "VkPipelineCacheCreateInfo",
             initialDataSize=len(data),
@@ -48,8 +53,20 @@ class PipelineCache:
         _vk.call("vkGetPipelineCacheData", *arguments, _vk.NULL)
         data = _vk.ffi.new("char[]", size[0])
         _vk.call("vkGetPipelineCacheData", *arguments, data, allow=(_vk.INCOMPLETE,))
+        gathered = _vk.ffi.buffer(data, size[0])[:]
         part = path.with_suffix(f".{os.getpid()}.part")
-        with contextlib.suppress(OSError):
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_bytes(_vk.ffi.buffer(data, size[0])[:])
+            part.write_bytes(_HEADER + hashlib.sha256(gathered).digest() + gathered)
             part.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+
+
+def _sound(raw: bytes) -> bytes:
+    """The driver's bytes in a file; none if they are not what was written."""
+    start = len(_HEADER) + hashlib.sha256().digest_size
+    data = raw[start:]
+    sound = raw[:start] == _HEADER + hashlib.sha256(data).digest()
+    return data if sound else b""

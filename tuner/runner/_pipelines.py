@@ -17,11 +17,9 @@ from tuner.device import Device
 from tuner.errors import UsageError
 from tuner.runner._commands import Commands
 from tuner.runner._programs import Program, ProgramKey, Programs, WhenIdle
-from tuner.runner.protocol import Job, JobPass, PassStatistics, Prepared
+from tuner.runner.protocol import Job, JobKey, JobPass, PassStatistics, Prepared
 
 _SPIRV_MAGIC = 0x07230203
-
-JobKey = tuple[tuple[JobPass, ...], tuple[str, ...], tuple[tuple[str, int], ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ class Pipelines:
             UsageError: the job breaks a limit of the device that would crash a driver.
             VulkanError: the driver refuses the job.
         """
-        key = job_key(job)
+        key = job.key
         with self._lock:
             known = self._ready.get(key)
             if known is not None:
@@ -83,7 +81,7 @@ class Pipelines:
             UsageError: it is not prepared.
         """
         with self._lock:
-            known = self._ready.get(job_key(job))
+            known = self._ready.get(job.key)
         if known is None:
             names = ", ".join(p.name for p in job.passes)
             raise UsageError(f"job ({names}) is not prepared: call prepare before running it")
@@ -95,7 +93,7 @@ class Pipelines:
 
         An unknown job is ignored.
         """
-        key = job_key(job)
+        key = job.key
         with self._lock:
             self._users[key] -= 1
             if self._users[key] > 0:
@@ -163,11 +161,6 @@ class Pipelines:
                 f"{info.min_subgroup_size} to {info.max_subgroup_size}"
                 + ("" if info.subgroup_size_control else " without control over it")
             )
-
-
-def job_key(job: Job) -> JobKey:
-    """What makes two jobs the same."""
-    return job.passes, job.bindings, tuple(sorted(job.scratch_bytes.items()))
 
 
 def _program_key(each: JobPass, bindings: int) -> ProgramKey:

@@ -127,6 +127,7 @@ class _Run:
             proposer.encoding,
             isolated=self.runner.losses is not None,
             retry_failed=self.settings.retry_failed,
+            find=self.store.find,
         )
         turn = Turn(
             evaluator=self._evaluator(family, problem),

@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -33,6 +33,11 @@ _COVERED, _SECONDS = "covered", "seconds"
 _ISOLATED = "isolated"
 """User attribute of trials: the boot of the machine during which a worker process ran them."""
 _WITH_RESULT = (TrialState.COMPLETE, TrialState.PRUNED)
+_DAMAGE = (
+    *(ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError),
+    *(OverflowError, optuna.exceptions.OptunaError),
+)
+"""What Optuna raises, without checking first, over a journal that is not as it was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,21 +96,31 @@ class StudyLog:
         *,
         isolated: bool = False,
         retry_failed: bool = False,
+        find: Callable[[str], Record | None] | None = None,
     ) -> None:
         """Open the study, or make it; trials left running by a dead process become failed.
 
         `isolated`: device work is done in another process, so that no variant can be why this one
-        dies, unless the machine dies with it. `retry_failed`: variants in the states `RETRIED` have
-        no result.
+        dies, unless the machine dies with it. Variants have no result if they are in one of the
+        states `RETRIED`, with `retry_failed`, or if `find` knows no record of theirs: somebody may
+        have cut off or deleted these.
 
         Raises:
-            ResultsError: the storage cannot be written, as all other methods.
+            ResultsError: the storage is damaged, or it cannot be written, as all other methods.
         """
         self._encoding, self._path = encoding, storage.path
         self._marks = {_ISOLATED: boot_id()} if isolated else {}
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         # Study.tell and Trial.set_user_attr re-read the study each time, the storage does not.
         self._storage: BaseStorage = storage.journal
+        try:
+            self._read(name, retry_failed, find)
+        except _DAMAGE as error:
+            raise _damaged(storage.path, error) from error
+
+    def _read(
+        self, name: str, retry_failed: bool, find: Callable[[str], Record | None] | None
+    ) -> None:
         with self._writing():
             study = optuna.create_study(
                 storage=self._storage, study_name=name, direction="minimize", load_if_exists=True
@@ -120,7 +135,8 @@ class StudyLog:
         again = {
             key: cast("Values", trial.user_attrs["values"])
             for key, trial in ended.items()
-            if retry_failed and trial.user_attrs.get("state") in RETRIED
+            if (retry_failed and trial.user_attrs.get("state") in RETRIED)
+            or (find is not None and find(trial.user_attrs.get("variant", "")) is None)
         }
         if again:
             self.covered = None
@@ -222,10 +238,8 @@ def open_storage(path: Path) -> Storage:
             journal = JournalStorage(JournalFileBackend(str(path), cast("Any", lock)))
         except OSError as error:
             raise ResultsError(path, f"cannot keep the study here: {error.strerror}") from error
-        except (ValueError, LookupError, TypeError) as error:
-            raise ResultsError(
-                path, f"is no journal of Optuna's ({error}): move it away or use another --storage"
-            ) from error
+        except _DAMAGE as error:
+            raise _damaged(path, error) from error
         undo.pop_all()
         return Storage(path, journal, lock)
 
@@ -274,6 +288,15 @@ def _cut_torn_line(path: Path) -> None:
         whole = data.rfind(b"\n") + 1
         if whole != len(data):
             file.truncate(whole)
+
+
+def _damaged(path: Path, error: Exception) -> ResultsError:
+    why = str(error) or type(error).__name__
+    return ResultsError(
+        path,
+        f"is no journal of Optuna's, or damaged ({why}): move it away or use another --storage; "
+        "what was measured is in the records and is not measured again",
+    )
 
 
 def boot_id() -> str:

@@ -1,0 +1,286 @@
+"""Whatever ends a run, the same command goes on: nothing is lost and nothing is measured twice."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.fault_stub import Ledger, worker
+from tests.isolated_runs import PROBLEMS, Books, best_of, check_run, expected, searched, tune_toy
+from tuner.errors import ResultsError
+from tuner.results import Store
+from tuner.runner.worker import WorkerRunner
+from tuner.search import Silent
+
+ROOT = Path(__file__).parent.parent
+PARENT_KILLS = 25
+
+
+class Tuning:
+    """The process of `tests.tuning_process`."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.tuning_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+
+    def begin(self, folder: Path, results: Path | None = None, **order: Any) -> int:
+        """Start a run, by default with its results in `folder`; returns its process id."""
+        assert self._process.stdin is not None
+        where = {"folder": str(folder), "results": str(results or folder / "results")}
+        self._process.stdin.write(json.dumps({**where, **order}) + "\n")
+        self._process.stdin.flush()
+        return int(self._line())
+
+    def end(self) -> int:
+        """Wait for the run; returns its exit status."""
+        return int(self._line())
+
+    def close(self) -> None:
+        self._process.communicate(timeout=10.0)
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+
+@pytest.fixture(scope="module")
+def tuning() -> Iterator[Tuning]:
+    with contextlib.closing(Tuning()) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def second() -> Iterator[Tuning]:
+    with contextlib.closing(Tuning()) as process:
+        yield process
+
+
+def told(folder: Path) -> list[str]:
+    """Variants of the records that a run was told are safe, as far as the lines are whole."""
+    file = folder / "told"
+    return file.read_text().split("\n")[:-1] if file.exists() else []
+
+
+def ended(folder: Path) -> str:
+    return (folder / "ended").read_text()
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 5.0
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "the worker outlives its parent"
+        time.sleep(0.005)
+
+
+# --- kill -9 --------------------------------------------------------------------------------------
+
+
+def test_a_parent_killed_at_25_random_moments_goes_on_each_time(
+    tuning: Tuning, tmp_path: Path, books: Books
+) -> None:
+    chance, options = random.Random(5), {"ledger": str(tmp_path / "calls"), "pause_s": 0.004}
+    for number in range(PARENT_KILLS):
+        process = tuning.begin(tmp_path, options=options, problems=3)
+        # Every fifth is killed while its worker starts.
+        time.sleep(chance.uniform(0.0, 0.2) if number % 5 == 4 else chance.uniform(0.3, 0.7))
+        workers = psutil.Process(process).children()
+        os.kill(process, signal.SIGKILL)
+        assert tuning.end() == -signal.SIGKILL
+        for each in workers:
+            wait_until_gone(each.pid)
+        books.check(told(tmp_path), tmp_path / "results")
+    tuning.begin(tmp_path, options=options, problems=3)
+    assert (tuning.end(), ended(tmp_path)) == (0, "exhausted,exhausted,exhausted")
+    assert check_run(tmp_path / "results", PROBLEMS) == []
+    for problem in PROBLEMS:
+        assert best_of(tmp_path / "results", problem) == min(expected(problem).values())
+    books.check(told(tmp_path), tmp_path / "results")
+    books.count("parents killed at a random moment", PARENT_KILLS)
+
+
+def test_a_known_variant_is_not_measured_by_the_run_that_goes_on(
+    tuning: Tuning, tmp_path: Path
+) -> None:
+    calls = tmp_path / "calls"
+    process = tuning.begin(tmp_path, options={"ledger": str(calls), "pause_s": 0.004})
+    while len(told(tmp_path)) < 20:
+        time.sleep(0.002)
+    os.kill(process, signal.SIGKILL)
+    tuning.end()
+    before = Counter(digest for method, digest in Ledger.read(calls) if method == "m")
+    known = len(searched(tmp_path / "results"))
+    calls.unlink()
+    tuning.begin(tmp_path, options={"ledger": str(calls)}, settings={"finalists": 1})
+    tuning.end()
+    after = Counter(digest for method, digest in Ledger.read(calls) if method == "m")
+    # The finalist is measured again in four rounds; one variant was under way at the kill.
+    again = [digest for digest in after if digest in before]
+    assert len(again) <= 2
+    assert len(after) >= len(expected(PROBLEMS[0])) - known
+
+
+def test_innocent_variants_are_not_given_up_after_kills(tuning: Tuning, tmp_path: Path) -> None:
+    """The baseline is under way at each kill: three of these condemn it without a worker."""
+    for _ in range(4):
+        process = tuning.begin(tmp_path, options={"prepare_seconds": 0.3})
+        study = tmp_path / "results" / "studies.jsonl"
+        size = study.stat().st_size if study.exists() else 0
+        while not study.exists() or study.stat().st_size < size + 600:
+            time.sleep(0.005)
+        os.kill(process, signal.SIGKILL)
+        tuning.end()
+    assert not (tmp_path / "results" / "records.jsonl").exists() or not searched(
+        tmp_path / "results"
+    )
+    tuning.begin(tmp_path)
+    tuning.end()
+    assert check_run(tmp_path / "results") == []
+
+
+# --- disks and files ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 96 KiB; the test is skipped where mounting is not allowed."""
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", str(small)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system is not allowed here")
+    try:
+        yield small
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_a_full_disk_stops_the_run_and_more_room_continues_it(
+    small_disk: Path, tuning: Tuning, tmp_path: Path, books: Books
+) -> None:
+    results = small_disk / "results"
+    tuning.begin(tmp_path, results)
+    assert tuning.end() == 0
+    assert "ResultsError" in ended(tmp_path)
+    assert "No space left on device" in ended(tmp_path)
+    assert 5 < len(searched(results)) < len(expected(PROBLEMS[0]))
+    books.check(told(tmp_path), results)
+    subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
+    tuning.begin(tmp_path, results)
+    assert (tuning.end(), ended(tmp_path)) == (0, "exhausted")
+    assert check_run(results) == []
+    books.check(told(tmp_path), results)
+    books.count("full disks")
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from tests.tuning_process import tune_and_tell
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+tune_and_tell({"folder": sys.argv[1], "results": sys.argv[1] + "/results"})
+"""
+
+
+def test_a_limit_on_file_sizes_does_as_a_full_disk(
+    tuning: Tuning, tmp_path: Path, books: Books
+) -> None:
+    command = [sys.executable, "-c", LIMITED, str(tmp_path), "20000"]
+    subprocess.run(command, check=True, cwd=ROOT, timeout=60)
+    assert "File too large" in ended(tmp_path)
+    books.check(told(tmp_path), tmp_path / "results")
+    tuning.begin(tmp_path)
+    assert (tuning.end(), ended(tmp_path)) == (0, "exhausted")
+    assert check_run(tmp_path / "results") == []
+    books.check(told(tmp_path), tmp_path / "results")
+    books.count("file sizes limited")
+
+
+@pytest.mark.parametrize("name", ["records.jsonl", "studies.jsonl"])
+def test_a_file_torn_anywhere_is_repaired_said_and_measured_up(
+    name: str, tmp_path: Path, start: Callable[..., WorkerRunner], books: Books
+) -> None:
+    """Torn far from its end, as no crash of ours does it, a file loses what stood there; that is
+    found and measured again, and only that."""
+    runner, results, chance = start(), tmp_path / "results", random.Random(name)
+    tune_toy(results, runner)
+    file = results / name
+    for _ in range(6):
+        whole = file.read_bytes()
+        file.write_bytes(whole[: chance.randrange(len(whole) // 2, len(whole) - 1)])
+        with Store(results) as store:
+            assert len(store.repairs) <= (name == "records.jsonl")
+        left = len(searched(results))
+        again = tune_toy(results, runner)
+        assert again.measured == len(expected(PROBLEMS[0])) - left
+        assert check_run(results) == []
+        assert best_of(results, PROBLEMS[0]) == min(expected(PROBLEMS[0]).values())
+        books.count("torn files")
+
+
+def test_a_folder_that_becomes_read_only_stops_the_run(tmp_path: Path) -> None:
+    """As root permissions do not matter, so the file is made immutable through its name."""
+
+    class Spoiling(Silent):
+        finished = 0
+
+        def trial_finished(self, record: object, status: object) -> None:
+            self.finished += 1
+            if self.finished == 6:
+                (tmp_path / "results" / "records.jsonl").rename(tmp_path / "taken away")
+                (tmp_path / "results").rename(tmp_path / "gone")
+
+    with contextlib.closing(worker()) as runner, pytest.raises(ResultsError):
+        tune_toy(tmp_path / "results", runner, progress=Spoiling(), workers=1)
+    assert len((tmp_path / "taken away").read_bytes().splitlines()) >= 6
+
+
+# --- two at once ----------------------------------------------------------------------------------
+
+
+def test_of_two_runs_on_one_folder_the_second_is_refused_and_the_first_goes_on(
+    tuning: Tuning, second: Tuning, tmp_path: Path, books: Books
+) -> None:
+    first = tuning.begin(tmp_path, options={"pause_s": 0.01})
+    while not told(tmp_path):
+        time.sleep(0.002)
+    other = tmp_path / "other"
+    other.mkdir()
+    second.begin(other, tmp_path / "results")
+    assert second.end() == 0
+    assert f"process {first} is writing results here" in ended(other)
+    assert told(other) == []
+    assert (tuning.end(), ended(tmp_path)) == (0, "exhausted")
+    assert check_run(tmp_path / "results") == []
+    books.check(told(tmp_path), tmp_path / "results")
+    books.count("pairs of runs on one folder")
+
+
+def test_of_two_runs_with_one_study_file_the_second_is_refused(tmp_path: Path) -> None:
+    from tuner.search.studylog import open_storage
+
+    file = tmp_path / "studies.jsonl"
+    with (
+        contextlib.closing(open_storage(file)),
+        pytest.raises(ResultsError, match="another run keeps its studies here"),
+    ):
+        open_storage(file)
+    open_storage(file).close()
