@@ -139,8 +139,8 @@ def test_a_record_whose_sources_have_changed_is_passed_over(tmp_path: Path) -> N
     stale, good = toy_record(FAST, 10.0), toy_record({**FAST, "unroll": 2}, 10.05)
     also_stale = toy_record({**FAST, "unroll": 4}, 10.06)
 
-    def identify(family: Family, problem: Problem, values: Values) -> str:
-        return good.variant if values == good.values else "changed"
+    def identify(family: Family, record: Record) -> str:
+        return good.variant if record.values == good.values else "changed"
 
     config, _ = export(tmp_path, [stale, good, also_stale], identify=identify)
     (entry,) = config.families["toy"].entries

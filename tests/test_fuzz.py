@@ -38,6 +38,7 @@ from tuner.results import Store, outcomes
 from tuner.results.journal import encode_line
 from tuner.results.store import DEVICE, RECORDS
 from tuner.search.encoding import Encoding
+from tuner.search.proposer import Proposer
 from tuner.search.studylog import StudyLog, open_storage
 
 TRIED: Counter[str] = Counter()
@@ -190,7 +191,8 @@ def test_device_snapshots(tmp_path: Path, data: bytes) -> None:
         assert store.device() == toy_device()
 
 
-ENCODING = Encoding(legal(TOY, toy_problem(), toy_device()), ordinal=False)
+SPACE = legal(TOY, toy_problem(), toy_device())
+ENCODING = Encoding(SPACE, ordinal=False)
 
 
 @pytest.fixture(scope="module")
@@ -199,11 +201,10 @@ def good_journal(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     file = tmp_path_factory.mktemp("study") / "studies.jsonl"
     with contextlib.closing(open_storage(file)) as storage:
         log = StudyLog(storage, "toy", ENCODING, isolated=True)
-        space = legal(TOY, toy_problem(), toy_device())
-        for record, values in zip(GOOD_RECORDS, space, strict=False):
+        for record, values in zip(GOOD_RECORDS, SPACE, strict=False):
             log.finish(log.start(values), record, known=False)
-        log.drop(log.start(space[7]), "stopped")
-        log.start(space[8])
+        log.drop(log.start(SPACE[7]), "stopped")
+        log.start(SPACE[8])
         log.spend(1.5)
     return file.read_bytes()
 
@@ -226,7 +227,12 @@ def test_study_journals(tmp_path: Path, good_journal: bytes, data: st.DataObject
     file.write_bytes(drawn)
     with counted(file.name), contextlib.closing(open_storage(file)) as storage:
         log = StudyLog(storage, "toy", ENCODING)
-        log.start(legal(TOY, toy_problem(), toy_device())[3])
+        proposer = Proposer(SPACE, "grid", 0)
+        proposer.resume((trial.values, trial.median_ns) for trial in log.finished)
+        proposer.try_first(list(log.retry))
+        while (proposal := proposer.next()) is not None:
+            assert proposal.values in SPACE
+        log.start(SPACE[3])
 
 
 # --- configurations -------------------------------------------------------------------------------

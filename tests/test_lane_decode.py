@@ -58,7 +58,7 @@ def test_what_the_bad_variants_start_from_is_legal(values: Values) -> None:
     ("base", "changes", "reason"),
     [
         (PLAIN, {"subgroup_size": 8, "lanes_per_token": 16}, "16 lanes per token are more than"),
-        (PLAIN, {"tokens_unrolled": 8, "lanes_per_token": 2}, "use more lanes_per_token"),
+        (PLAIN, {"tokens_unrolled": 8, "lanes_per_token": 2}, "would hold 768 words of query"),
         (STAGED, {"subgroups": 1}, "2 head slices need as many subgroups (here 1)"),
         (STAGED, {"tile_tokens": 16}, "a tile of 16 tokens is no multiple of the 32 of one step"),
         (STAGED, {"subgroups": 16, "head_slices": 4}, ""),

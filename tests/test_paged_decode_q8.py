@@ -125,7 +125,7 @@ def test_the_table_covers_what_must_work() -> None:
     assert policies == {"split=count", "split=tokens", "split=device"}
 
 
-@pytest.mark.parametrize("geometry", [(64, 16, 2, 2), (128, 16, 8, 1), (256, 16, 1, 2)])
+@pytest.mark.parametrize("geometry", [(64, 16, 2, 2), (96, 16, 1, 2), (256, 16, 4, 1)])
 @pytest.mark.parametrize(
     "text",
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -108,15 +109,28 @@ def test_what_changes_a_pipeline_keeps_jobs_apart(loaded_runner: VulkanRunner) -
         loaded_runner.release(each)
 
 
-def test_threads_that_prepare_the_same_code_at_once_share_it(loaded_runner: VulkanRunner) -> None:
-    jobs = [job(step("loop", factor=float(number))) for number in range(8)]
+def test_threads_that_prepare_the_same_code_at_once_share_it(
+    loaded_runner: VulkanRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs, destroyed = loaded_runner._pipelines.programs, []
+    make, destroy = programs._make, programs._destroy
+    everyone = Barrier(4, timeout=60)
+
+    def make_together(key: ProgramKey) -> Program:
+        everyone.wait()
+        return make(key)
+
+    monkeypatch.setattr(programs, "_make", make_together)
+    monkeypatch.setattr(programs, "_destroy", lambda old: destroyed.append(old) or destroy(old))
+    jobs = [job(step("loop", factor=float(number))) for number in range(4)]
     with ThreadPoolExecutor(len(jobs)) as pool:
         list(pool.map(loaded_runner.prepare, jobs))
-    assert len(loaded_runner._pipelines.programs) == 1
+    assert len(programs) == 1
+    assert len(destroyed) == len(jobs) - 1
     for each in jobs:
         loaded_runner.execute(each, "w")
         loaded_runner.release(each)
-    assert len(loaded_runner._pipelines.programs) == 0
+    assert len(programs) == 0
 
 
 def test_a_job_that_the_driver_refuses_leaves_no_program_behind(

@@ -148,10 +148,13 @@ def spirv_cache(cache: Path | None) -> Path:
 
 def _makers(info: DeviceInfo, compiler: Compiler) -> tuple[Build, Identify]:
     """How an export makes a variant's job anew, and tells its identity of today."""
+    import msgspec
+
     from tuner.evaluate import build_job, render_passes, variant_key
     from tuner.kernels.base import Candidate, Family, Values
     from tuner.kernels.space import canonical, require_legal
     from tuner.problems import Problem
+    from tuner.records import Record
     from tuner.runner.protocol import Job
 
     def candidate_of(family: Family, problem: Problem, values: Values) -> Candidate:
@@ -162,9 +165,11 @@ def _makers(info: DeviceInfo, compiler: Compiler) -> tuple[Build, Identify]:
         candidate = candidate_of(family, problem, values)
         return build_job(family, candidate, family.timing_scalars(problem), compiler).job
 
-    def identify(family: Family, problem: Problem, values: Values) -> str:
-        candidate = candidate_of(family, problem, values)
-        passes = render_passes(family, candidate.values, problem, info)
-        return variant_key(family, candidate, passes, compiler.identity)
+    def identify(family: Family, record: Record) -> str:
+        candidate = candidate_of(family, record.problem, record.values)
+        passes = render_passes(family, candidate.values, record.problem, info)
+        its_card = msgspec.structs.replace(info, uuid=record.device_uuid)
+        there = Candidate(candidate.values, record.problem, its_card)
+        return variant_key(family, there, passes, compiler.identity)
 
     return build, identify

@@ -44,7 +44,7 @@ from tuner.results.outcomes import interval, tied_with
 from tuner.runner.protocol import Job, JobPass
 
 Build = Callable[[Family, Problem, Values], Job]
-Identify = Callable[[Family, Problem, Values], str]
+Identify = Callable[[Family, Record], str]
 
 _PACK = {"uint": "I", "int": "i", "float": "f"}
 
@@ -69,8 +69,9 @@ def export_best_config(
     """Write `best-config.json` and the SPIR-V it names into the store's folder.
 
     Chosen is the lowest median among the correct records of this device's name and driver. `build`
-    makes the chosen variant anew; `identify`, where given, computes the identity a variant has
-    today, and records of another identity (sources or compiler have changed since) are passed over.
+    makes the chosen variant anew; `identify`, where given, computes the identity a record's variant
+    has today on the card that it was measured on: another card of the same model and driver is as
+    good. Records of another identity (sources or compiler have changed since) are passed over.
     Each file is replaced by renaming, the configuration last, so what can be read is whole.
 
     Raises:
@@ -150,7 +151,7 @@ class _Exporter:
         for place, record in enumerate(outcome.ranked):
             try:
                 if not self._is_current(family, record):
-                    reasons.append("sources, compiler or device have changed since")
+                    reasons.append("sources or compiler have changed since")
                     continue
                 job = self.build(family, record.problem, record.values)
             except TunerError as error:
@@ -165,7 +166,7 @@ class _Exporter:
     def _is_current(self, family: Family, record: Record) -> bool:
         if self.identify is None:
             return True
-        return self.identify(family, record.problem, record.values) == record.variant
+        return self.identify(family, record) == record.variant
 
     def _tied(self, family: Family, chosen: Record, others: Iterable[Record]) -> tuple[Record, ...]:
         tied = []

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import optuna
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -34,8 +35,8 @@ _ISOLATED = "isolated"
 """User attribute of trials: the boot of the machine during which a worker process ran them."""
 _WITH_RESULT = (TrialState.COMPLETE, TrialState.PRUNED)
 _DAMAGE = (
-    *(ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError),
-    *(OverflowError, optuna.exceptions.OptunaError),
+    *(ValueError, LookupError, TypeError, AttributeError, AssertionError, RuntimeError),
+    *(OverflowError, optuna.exceptions.OptunaError, msgspec.ValidationError),
 )
 """What Optuna raises, without checking first, over a journal that is not as it was written."""
 
@@ -133,7 +134,7 @@ class StudyLog:
         trials = study.get_trials(deepcopy=False)
         ended = {_identity(trial): trial for trial in trials if trial.state in _WITH_RESULT}
         again = {
-            key: cast("Values", trial.user_attrs["values"])
+            key: _values(trial)
             for key, trial in ended.items()
             if (retry_failed and trial.user_attrs.get("state") in RETRIED)
             or (find is not None and find(trial.user_attrs.get("variant", "")) is None)
@@ -214,7 +215,7 @@ class StudyLog:
         )
         done = {_identity(trial) for trial in trials if trial.state in _WITH_RESULT}
         unfinished = {
-            _identity(trial): cast("Values", trial.user_attrs["values"])
+            _identity(trial): _values(trial)
             for trial in trials
             if "values" in trial.user_attrs and _identity(trial) not in done
         }
@@ -307,11 +308,17 @@ def boot_id() -> str:
 
 
 def _finished(trial: FrozenTrial) -> Finished:
+    median_us = msgspec.convert(trial.value, float | None)
     return Finished(
-        values=trial.user_attrs["values"],
-        variant=trial.user_attrs.get("variant", ""),
-        median_ns=trial.value * 1000 if trial.value is not None else None,
+        values=_values(trial),
+        variant=msgspec.convert(trial.user_attrs.get("variant", ""), str),
+        median_ns=None if median_us is None else 1000 * median_us,
     )
+
+
+def _values(trial: FrozenTrial) -> Values:
+    values: dict[str, int | str] = msgspec.convert(trial.user_attrs["values"], dict[str, int | str])
+    return values
 
 
 def _identity(trial: FrozenTrial) -> str:
