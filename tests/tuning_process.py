@@ -34,7 +34,7 @@ class Teller(Silent):
 
 
 def tune_and_tell(order: dict[str, Any]) -> None:
-    """One run: in `folder`, the variant of every record it was told is safe goes to the file `told`,
+    """One run in `folder`: the variant of each record it was told is safe goes to the file `told`,
     and at the end what came of it, or the error, to `ended`. Its results go to `results`.
     """
     folder, results = Path(order["folder"]), Path(order["results"])

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 import optuna
@@ -34,6 +34,7 @@ _COVERED, _SECONDS = "covered", "seconds"
 _ISOLATED = "isolated"
 """User attribute of trials: the boot of the machine during which a worker process ran them."""
 _WITH_RESULT = (TrialState.COMPLETE, TrialState.PRUNED)
+_Microseconds = Annotated[float, msgspec.Meta(gt=0.0, lt=1e15)]
 _DAMAGE = (
     *(ValueError, LookupError, TypeError, AttributeError, AssertionError, RuntimeError),
     *(OverflowError, optuna.exceptions.OptunaError, msgspec.ValidationError),
@@ -308,7 +309,7 @@ def boot_id() -> str:
 
 
 def _finished(trial: FrozenTrial) -> Finished:
-    median_us = msgspec.convert(trial.value, float | None)
+    median_us = msgspec.convert(trial.value, _Microseconds | None)
     return Finished(
         values=_values(trial),
         variant=msgspec.convert(trial.user_attrs.get("variant", ""), str),
