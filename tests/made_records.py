@@ -11,8 +11,7 @@ from typing import Any
 from tests.toy_family import toy_device
 from tuner.device_info import DeviceInfo
 from tuner.problems import PagedDecodeProblem
-from tuner.records import Calibration, Check, Record
-from tuner.runner.protocol import PassStatistics
+from tuner.records import Calibration, Check, PassStatistics, Record
 from tuner.timing import summarise
 
 BASELINE = {

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from tests.made_records import decode, made_calibration, made_record
 from tuner.errors import ResultsError, UsageError
 from tuner.problems import PagedDecodeProblem
-from tuner.records import Calibration, Check, Record
+from tuner.records import Calibration, Check, PassStatistics, Record
 from tuner.results import Store
 from tuner.results.journal import JournalWriter, decode_lines, encode_line
-from tuner.runner.protocol import PassStatistics
 
 ROOT = Path(__file__).parent.parent
 PATH = Path("records.jsonl")

@@ -11,11 +11,17 @@ from typing import Literal
 import msgspec
 
 from tuner.problems import AnyProblem
-from tuner.runner.protocol import PassStatistics
 
 SCHEMA_VERSION = 1
 
 State = Literal["correct", "constraints", "compile", "runtime", "timeout", "correctness"]
+
+
+class PassStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What the driver says of one pipeline ("Register Count" …), where it says anything."""
+
+    name: str
+    statistics: dict[str, int | float | str | bool]
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):

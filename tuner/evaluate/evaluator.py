@@ -51,8 +51,8 @@ from tuner.kernels.base import ArithmeticClass, Candidate, Family, Operands, Val
 from tuner.kernels.space import canonical, reasons, require_legal
 from tuner.oracle import Verdict, worst_of
 from tuner.problems import AnyProblem, Problem
-from tuner.records import Check, Record
-from tuner.runner.protocol import Job, Measurement, MeasurePlan, PassStatistics, Runner
+from tuner.records import Check, PassStatistics, Record
+from tuner.runner.protocol import Job, Measurement, MeasurePlan, Runner
 from tuner.timing import summarise
 
 SUSPICIOUS_UTILISATION = 1.05

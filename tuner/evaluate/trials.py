@@ -20,8 +20,8 @@ from tuner.errors import (
 from tuner.evaluate.building import RenderedPass, RenderMemo
 from tuner.kernels.base import Candidate, ValidationCase, Values
 from tuner.oracle import worst_of
-from tuner.records import Check, Record, State
-from tuner.runner.protocol import Job, MeasurePlan, PassStatistics
+from tuner.records import Check, PassStatistics, Record, State
+from tuner.runner.protocol import Job, MeasurePlan
 
 MADE_BADLY = (CompileError, TemplateError)
 """What making a variant's kernel may raise."""

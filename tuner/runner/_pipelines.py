@@ -15,9 +15,10 @@ from typing import Any
 from tuner import _vk
 from tuner.device import Device
 from tuner.errors import UsageError
+from tuner.records import PassStatistics
 from tuner.runner._commands import Commands
 from tuner.runner._programs import Program, ProgramKey, Programs, WhenIdle
-from tuner.runner.protocol import Job, JobKey, JobPass, PassStatistics, Prepared
+from tuner.runner.protocol import Job, JobKey, JobPass, Prepared
 
 _SPIRV_MAGIC = 0x07230203
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from tuner.device_info import DeviceInfo
 from tuner.errors import OutOfMemoryError, TunerError, UnknownNameError, UsageError
+from tuner.records import PassStatistics
 from tuner.runner.protocol import (
     Array,
     Bandwidth,
@@ -26,7 +27,6 @@ from tuner.runner.protocol import (
     Measurement,
     MeasurePlan,
     OutputSpec,
-    PassStatistics,
     Prepared,
 )
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.device_info import DeviceInfo
+from tuner.records import PassStatistics
 
 Array = npt.NDArray[Any]
 BufferRole = Literal["input", "output", "scratch"]
@@ -63,13 +64,6 @@ class OutputSpec(msgspec.Struct, frozen=True, kw_only=True):
     def nbytes(self) -> int:
         """Size in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
-
-
-class PassStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What the driver says of one pipeline ("Register Count" …), where it says anything."""
-
-    name: str
-    statistics: dict[str, int | float | str | bool]
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
