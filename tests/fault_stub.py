@@ -19,7 +19,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from tests.small_kernels import emulate, job, step
-from tests.toy_family import toy_device, toy_outputs, toy_time_ns
+from tests.toy_device import toy_device, toy_outputs, toy_time_ns
 from tuner.errors import (
     DeviceLostError,
     NoDeviceError,

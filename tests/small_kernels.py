@@ -12,11 +12,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from tuner.compile import Compiler
 from tuner.device_info import DeviceInfo
 from tuner.runner.fake import Workload
 from tuner.runner.protocol import Array, Execution, Job, JobPass, OutputSpec, Runner
-from tuner.templates import Origin, Rendered
 
 COUNT = 1000
 _GLSL = """#version 460
@@ -65,6 +63,10 @@ _BODIES = {
 
 def spirv(source: str) -> bytes:
     """SPIR-V of a GLSL text."""
+    # Here, as worker processes emulate kernels and never compile one.
+    from tuner.compile import Compiler
+    from tuner.templates import Origin, Rendered
+
     lines = tuple(Origin("test", n + 1) for n in range(source.count("\n") + 1))
     return Compiler().compile(Rendered("test", source, lines), values={}).spirv
 

@@ -109,7 +109,8 @@ def test_a_parent_killed_at_25_random_moments_goes_on_each_time(
             wait_until_gone(each.pid)
         books.check(told(tmp_path), tmp_path / "results")
     tuning.begin(tmp_path, options=options, problems=3)
-    assert (tuning.end(), ended(tmp_path)) == (0, "exhausted,exhausted,exhausted")
+    assert tuning.end() == 0
+    assert set(ended(tmp_path).split(",")) <= {"exhausted", "met before"}
     assert check_run(tmp_path / "results", PROBLEMS) == []
     for problem in PROBLEMS:
         assert best_of(tmp_path / "results", problem) == min(expected(problem).values())

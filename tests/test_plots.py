@@ -160,7 +160,7 @@ def test_bars_have_the_lengths_of_the_utilisations() -> None:
     shown = words(figure)
     assert "60.2 %   100 µs   10.0x" in shown
     assert "6.0 %   1.00 ms" in shown
-    assert "measured read bandwidth, 4,600 GB/s" in shown
+    assert "read bandwidth measured in the same run, 4,600 GB/s" in shown
 
 
 def test_a_problem_without_a_correct_variant_says_so() -> None:

@@ -36,14 +36,22 @@ def test_an_outcome_names_best_ties_baseline_and_failures() -> None:
 
 
 def test_a_final_measurement_decides_over_a_faster_first_one() -> None:
-    """Only finalists were timed side by side; the others may have met a faster clock."""
-    lucky = made_record(values={"n": 0}, median_us=90.0)
+    """Finalists were timed side by side; their first times may have met a faster clock."""
+    near = made_record(values={"n": 0}, median_us=99.9)
     finals = [made_record(values={"n": n}, median_us=99.9 + n / 10, note=FINAL) for n in (1, 2)]
     firsts = [made_record(values={"n": n}, median_us=80.0) for n in (1, 2)]
-    (outcome,) = outcomes([lucky, *firsts, *finals], baseline_of=lambda _: None)
+    (outcome,) = outcomes([near, *firsts, *finals], baseline_of=lambda _: None)
     assert outcome.best == finals[0]
-    assert outcome.tied == (finals[1],)
-    assert outcome.ranked == (*finals, lucky)
+    assert outcome.ranked == (*finals, near)
+
+
+def test_what_is_proven_faster_than_all_finalists_goes_before_them() -> None:
+    """As after a run that was resumed and stopped: nothing faster than it was in any final."""
+    faster = made_record(values={"n": 0}, median_us=60.0)
+    finals = [made_record(values={"n": n}, median_us=99.9 + n / 10, note=FINAL) for n in (1, 2)]
+    (outcome,) = outcomes([faster, *finals], baseline_of=lambda _: None)
+    assert outcome.best == faster
+    assert outcome.ranked == (faster, *finals)
 
 
 def test_the_note_of_finals_is_the_one_that_evaluation_writes() -> None:

@@ -228,8 +228,7 @@ def show(
 
 
 def _header(family: Family, values: Values, problem: Problem, info: DeviceInfo) -> str:
-    from tuner.cli.variants import meaningful
 
     lines = [f"{family.name} for {problem.label} on {info.name} ({info.driver})"]
-    lines += [f"  --set {name}={value}" for name, value in meaningful(family, values).items()]
+    lines += [f"  --set {name}={value}" for name, value in family.meaningful(values).items()]
     return "\n".join(f"// {line}" for line in lines)

@@ -96,7 +96,8 @@ def _stores(folder: Path | None, out: Path) -> Iterator[Store]:
     from tuner.errors import ResultsError
     from tuner.results import Store, device_folders
 
-    folders = device_folders(out) if folder is None else (folder,)
+    # A folder of several devices' results will do as well.
+    folders = device_folders(out) if folder is None else device_folders(folder) or (folder,)
     if not folders:
         raise ResultsError(out, "no results here: run `tuner tune` first, or name another --out")
     for each in folders:

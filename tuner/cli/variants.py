@@ -77,16 +77,7 @@ def describe(family: Family, values: Values) -> str:
     """The variant as `--set` takes it, without the parameters that mean nothing in it."""
     from tuner.kernels import space
 
-    return space.describe(meaningful(family, values))
-
-
-def meaningful(family: Family, values: Values) -> Values:
-    """The parameters of a canonical variant that mean something beside the others."""
-    return {
-        parameter.name: values[parameter.name]
-        for parameter in family.parameters
-        if parameter.used is None or parameter.used(values)
-    }
+    return space.describe(family.meaningful(values))
 
 
 def legal_values(variants: Variants, name: str) -> list[Value]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tuner import kernels
 from tuner.device_info import DeviceInfo
 from tuner.kernels.space import describe
 from tuner.records import Record
@@ -67,7 +68,7 @@ def _cells(outcome: Outcome) -> tuple[str, ...]:
         f"{outcome.speedup:.1f}x" if outcome.speedup else "–",
         str(len(outcome.tied)),
         tried,
-        f"`{describe(best.values)}`",
+        f"`{describe(kernels.meaningful(best.family, best.values))}`",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuner.errors import UnknownNameError
-from tuner.kernels.base import Family
+from tuner.kernels.base import Family, Values
 from tuner.kernels.paged_decode_q8 import PAGED_DECODE_Q8
 
 _FAMILIES: dict[str, Family] = {f.name: f for f in (PAGED_DECODE_Q8,)}
@@ -23,3 +23,14 @@ def family(name: str) -> Family:
     if name not in _FAMILIES:
         raise UnknownNameError("family", name, _FAMILIES)
     return _FAMILIES[name]
+
+
+def meaningful(name: str, values: Values) -> Values:
+    """The parameters of a recorded variant that mean something beside the others.
+
+    All of them where the record is of another version: its family or a parameter is gone.
+    """
+    try:
+        return family(name).meaningful(values)
+    except (UnknownNameError, KeyError):
+        return values

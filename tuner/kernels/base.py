@@ -224,6 +224,14 @@ class Family:
                 return parameter
         raise UnknownNameError(f"parameter of {self.name}", name, [p.name for p in self.parameters])
 
+    def meaningful(self, values: Values) -> Values:
+        """The parameters of a canonical variant that mean something beside the others."""
+        return {
+            parameter.name: values[parameter.name]
+            for parameter in self.parameters
+            if parameter.used is None or parameter.used(values)
+        }
+
     @property
     def buffers(self) -> dict[str, Literal["input", "output", "scratch"]]:
         """Every buffer of the family once, with its role, in binding order."""

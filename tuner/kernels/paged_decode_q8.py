@@ -340,8 +340,12 @@ def _dispatch(c: Candidate) -> DispatchRule:
         policy=str(c["split"]),
         facts=facts,
         groups={"attend": ("num_splits", "kv_heads", "sequences"), "combine": per_head},
-        text="cut the longest context as the policy says (tuner.kernels.splits), in multiples of "
-        "granule_tokens; these kernels are built for "
+        text="wanted = 1 for none, N for count:N, ceil(context / N) for tokens:N, "
+        "floor(N * compute_units / (sequences * kv_heads)) for device:N, at least 1, where context "
+        "is the longest of the batch; tokens_per_split = ceil(context / wanted), rounded up to a "
+        "multiple of granule_tokens; num_splits = ceil(context / tokens_per_split); the buffer "
+        "partials needs 4 * sequences * query_heads * num_splits * (head_size + 2) bytes; these "
+        "kernels are built for "
         + ("any number of splits" if _plan(c).combined else "one split, without a combine pass"),
     )
 

@@ -1,11 +1,17 @@
 """Split policies: into how many parts a context is cut, as a rule an engine can evaluate too.
 
-A policy is a string, so that it can be a parameter value and stand in an export as it is:
+A policy is a string, so that it can be a parameter value and stand in an export as it is. It says
+how many parts are wanted; what comes of it is then
 
-* ``none``: one workgroup walks the whole context;
-* ``count:N``: N parts, or as many as the context has granules;
-* ``tokens:N``: parts of N tokens;
-* ``device:N``: as many parts as give at most N workgroups per compute unit in all.
+    tokens_per_split = roundup(ceil(context / wanted), granule)
+    num_splits = ceil(context / tokens_per_split)
+
+where the context is the longest of the batch and at least 1, and wanted is at least 1:
+
+* ``none``: 1, a workgroup walks the whole context;
+* ``count:N``: N;
+* ``tokens:N``: ceil(context / N), so that equal parts come out of about N tokens;
+* ``device:N``: floor(N * compute units / (sequences * KV heads)).
 
 Kernels come in two kinds: those that leave partial results for a combine pass, and those that write
 the output themselves. ``count:N`` always means the former, even where a context is too short to be

@@ -11,6 +11,7 @@ from statistics import fmean, median
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from tuner import kernels
 from tuner.device_info import DeviceInfo
 from tuner.errors import UnknownNameError
 from tuner.plots import style
@@ -41,23 +42,25 @@ def influences(
 ) -> tuple[Influence, ...]:
     """Every parameter with at least two values among the correct records, strongest first.
 
-    The baseline is left out: it differs from the rest in everything.
+    The baseline is left out: it differs from the rest in everything. A variant says nothing of a
+    parameter that it has no use for.
     """
     slowdowns: dict[str, dict[Value, list[float]]] = defaultdict(lambda: defaultdict(list))
     shares: dict[str, list[float]] = defaultdict(list)
     for outcome in outcomes(records, baseline_of=baseline_of):
         timed = [
-            (record.values, record.median_ns)
+            (kernels.meaningful(record.family, record.values), record.median_ns)
             for record in outcome.records
             if is_timed(record) and record is not outcome.baseline and record.median_ns
         ]
         if not timed:
             continue
         best = min(time for _, time in timed)
-        for name in timed[0][0]:
+        for name in dict.fromkeys(name for values, _ in timed for name in values):
             by_value: dict[Value, list[float]] = defaultdict(list)
             for values, time in timed:
-                by_value[values[name]].append(time)
+                if name in values:
+                    by_value[values[name]].append(time)
             for value, times in by_value.items():
                 slowdowns[name][value].append(min(times) / best)
             shares[name].append(_explained(list(by_value.values())))

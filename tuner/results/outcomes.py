@@ -117,7 +117,7 @@ def tied_with(chosen: Record, others: Iterable[Record]) -> tuple[Record, ...]:
 
 
 def _outcome(records: tuple[Record, ...], baseline: Values | None) -> Outcome:
-    ranked = tuple(sorted((r for r in records if is_timed(r)), key=_rank))
+    ranked = _ranked([r for r in records if is_timed(r)])
     first = records[0]
     return Outcome(
         device=first.device,
@@ -134,6 +134,18 @@ def _outcome(records: tuple[Record, ...], baseline: Values | None) -> Outcome:
 def is_timed(record: Record) -> bool:
     """Whether the record is correct and has a time."""
     return record.state == "correct" and bool(record.median_ns)
+
+
+def _ranked(timed: list[Record]) -> tuple[Record, ...]:
+    """Finalists first, by the times they were measured side by side; before them only variants that
+    were no finalists and are proven faster than all of these, as after a run that was stopped."""
+    ranked = sorted(timed, key=_rank)
+    finals = [record for record in ranked if record.note == FINAL]
+    if finals:
+        held, fastest = {record.variant for record in finals}, interval(finals[0])[0]
+        ahead = [r for r in ranked if r.variant not in held and interval(r)[1] < fastest]
+        ranked = ahead + [record for record in ranked if record not in ahead]
+    return tuple(ranked)
 
 
 def _rank(record: Record) -> tuple[bool, float, float, str]:

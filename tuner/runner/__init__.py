@@ -1,5 +1,6 @@
-"""Runners execute and time jobs on a device: `vulkan` on a real one, `fake` on none.
+"""Runners execute and time jobs: `vulkan` on a device, `worker` on one in another process, which a
+bad kernel may take down, `fake` on none.
 
-Import the one you need (`from tuner.runner.vulkan import VulkanRunner`); this package imports
-neither, so that `protocol` can be had without Vulkan.
+Import the one you need (`from tuner.runner.vulkan import VulkanRunner`); this package imports none,
+so that `protocol` can be had without Vulkan.
 """

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -50,6 +51,7 @@ def main() -> NoReturn:
     """Serve the socket with the descriptor that is the only argument."""
     _settle_in()
     control = Channel(socket.socket(fileno=int(sys.argv[1])))
+    threading.Thread(target=_end_with_parent, args=(int(sys.argv[1]),), daemon=True).start()
     try:
         start, _ = control.receive(Start)
         try:
@@ -60,7 +62,6 @@ def main() -> NoReturn:
         control.send(reply_with(Hello(runner.info)))
         _serve_control(control, runner)
     except ClosedError:
-        # The parent is gone. What a thread has on the device must not keep this process alive.
         os._exit(0)
     except BaseException:
         _die_of_bug(*sys.exc_info())
@@ -77,6 +78,14 @@ def _settle_in() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
+
+
+def _end_with_parent(control: int) -> None:
+    """Whatever other threads are at, on the device or in its driver, must not outlive the parent."""
+    hung_up = select.poll()
+    hung_up.register(control, select.POLLHUP)
+    hung_up.poll()
+    os._exit(0)
 
 
 def _die_of_bug(kind: Any, error: Any, trace: Any) -> None:

@@ -72,7 +72,7 @@ class Worker:
         """Start a process and wait for its runner.
 
         Raises:
-            WorkerDiedError, RunTimeoutError: the process ends, or is not ready in time.
+            WorkerDiedError, RunTimeoutError: no process starts, or it ends, or is not ready in time.
             TunerError: what making the runner raises.
         """
         self.loaded: set[str] = set()
@@ -82,12 +82,11 @@ class Worker:
         self._free: list[Channel] = []
         self._death: TunerError | None = None
         self._culprit: _Call | None = None
-        self._said = os.memfd_create("kvtune worker said")
-        fcntl.fcntl(self._said, fcntl.F_SETFL, os.O_APPEND)
-        ours, theirs = socket.socketpair()
-        self._control, self._control_lock = Channel(ours), threading.Lock()
-        with theirs:
-            self._process = _spawn(theirs.fileno(), self._said)
+        self._control_lock = threading.Lock()
+        try:
+            self._process, self._control, self._said = _spawn()
+        except OSError as error:
+            raise WorkerDiedError(f"no worker process starts: {error.strerror}") from error
         try:
             self.info = self._hello(start, seconds)
         except BaseException:
@@ -258,18 +257,33 @@ class Worker:
         return " | ".join(lines[-_LAST_LINES:])[-_LAST_CHARACTERS:]
 
 
-def _spawn(control: int, said: int) -> subprocess.Popen[bytes]:
-    """The process, in a group of its own: a Ctrl-C on the terminal is not for it."""
+def _spawn() -> tuple[subprocess.Popen[bytes], Channel, int]:
+    """The process, the channel to it, and the file that takes what it says.
+
+    It gets a process group of its own: a Ctrl-C on the terminal is not for it.
+
+    Raises:
+        OSError: the system gives no process or no descriptors.
+    """
     paths = [path or str(Path.cwd()) for path in sys.path]
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "tuner.runner._worker_main", str(control)],
-        stdin=subprocess.DEVNULL,
-        stdout=said,
-        stderr=said,
-        pass_fds=(control,),
-        process_group=0,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-    )
+    with contextlib.ExitStack() as undo:
+        said = os.memfd_create("kvtune worker said")
+        undo.callback(os.close, said)
+        fcntl.fcntl(said, fcntl.F_SETFL, os.O_APPEND)
+        ours, theirs = socket.socketpair()
+        undo.callback(ours.close)
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tuner.runner._worker_main", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                pass_fds=(theirs.fileno(),),
+                process_group=0,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            )
+        undo.pop_all()
+    return process, Channel(ours), said
 
 
 def _signal_name(number: int) -> str:

@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 VULKAN = "tuner.runner.vulkan:VulkanRunner"
 ATTEMPTS = 3
-"""How often a call that is no variant's fault (an upload, a calibration) is made in all."""
+"""How often a call is made in all that is not known to be why the worker was lost."""
 RESTART_PAUSES_S = (0.0, 1.0, 4.0)
 """Before each attempt to start another worker: a GPU may need some seconds to come back."""
 
@@ -247,17 +247,17 @@ class WorkerRunner:
         Raises:
             DeviceLostError, RunTimeoutError, WorkerDiedError: this call has lost the worker.
         """
-        try:
-            with self._gate.entered():
-                return attempt()
-        except LostError as lost:
-            if lost.guilty:
-                raise lost.error from None
-        with self._gate.entered(alone=True):
-            try:
-                return attempt()
-            except LostError as lost:
-                raise lost.error from None
+        error: TunerError | None = None
+        for number in range(ATTEMPTS):
+            with self._gate.entered(alone=number > 0):
+                try:
+                    return attempt()
+                except LostError as lost:
+                    error = lost.error
+                    if lost.guilty:
+                        break
+        assert error is not None
+        raise error
 
     def _made_anyhow(
         self, what: str, attempt: Callable[[Worker], T], resident: Mapping[str, _Workload]

@@ -53,8 +53,6 @@ def hold_finals(
         for record in records:
             store.append(record)
         outcome = outcome_of(evaluator, store)
-    if outcome is not None:
-        tally.best, tally.baseline = outcome.best, outcome.baseline
 
 
 def outcome_of(evaluator: Evaluator, store: RecordStore) -> Outcome | None:

@@ -89,10 +89,17 @@ class Turn:
             if ending != "interrupted":
                 self._conclude(ending)
         except OutOfMemoryError as error:
-            return self.tally.result("does not fit", str(error))
+            return self._result("does not fit", str(error))
         except (DeviceLostError, NoWorkerError) as error:
-            return self.tally.result("device lost", str(error))
-        return self.tally.result(ending)
+            return self._result("device lost", str(error))
+        return self._result(ending)
+
+    def _result(self, ending: Ending, error: str | None = None) -> ProblemResult:
+        """As it is at the end, with the best that the records show: what an export takes too."""
+        outcome = outcome_of(self.evaluator, self.store)
+        if outcome is not None:
+            self.tally.best, self.tally.baseline = outcome.best, outcome.baseline
+        return self.tally.result(ending, error)
 
     def _start_points(self, neighbours: Iterable[Values]) -> None:
         """The baseline, what was under way when the last run ended, known-good variants."""
