@@ -118,6 +118,17 @@ def test_a_parent_killed_at_25_random_moments_goes_on_each_time(
     books.count("parents killed at a random moment", PARENT_KILLS)
 
 
+def test_a_worker_that_hangs_in_its_driver_does_not_outlive_its_parent(
+    tuning: Tuning, tmp_path: Path
+) -> None:
+    parent = psutil.Process(tuning.begin(tmp_path, options={"at_start": "hang"}))
+    while not (children := parent.children()) or children[0].num_threads() < 2:
+        time.sleep(0.005)
+    parent.kill()
+    tuning.end()
+    wait_until_gone(children[0].pid)
+
+
 def test_a_known_variant_is_not_measured_by_the_run_that_goes_on(
     tuning: Tuning, tmp_path: Path
 ) -> None:

@@ -142,6 +142,7 @@ BROKEN = VulkanError("vkQueueSubmit", "VK_ERROR_UNKNOWN", -13)
         ("prepare", BROKEN, "compile", "VK_ERROR_UNKNOWN"),
         ("prepare", UsageError("70,000 workgroups"), "constraints", "70,000 workgroups"),
         ("prepare", RunTimeoutError("pipeline", 9.0), "timeout", "9.0 s"),
+        ("prepare", WorkerDiedError("signal 11"), "runtime", "signal 11"),
         ("execute", BROKEN, "runtime", "vkQueueSubmit"),
         ("execute", RunTimeoutError("launch", 2.0), "timeout", "2.0 s"),
         ("execute", OutOfMemoryError("scratch", 2**30, 2**20), "runtime", "1,024 MiB"),
@@ -209,6 +210,16 @@ def test_a_lost_device_is_recorded_and_raised(method: str) -> None:
     assert "device lost" in (record.error or "")
     assert record.values == TILED
     assert caught.value.code == -4
+
+
+def test_a_lost_device_that_the_runner_replaces_costs_one_variant() -> None:
+    runner = toy_runner(faults=fail("execute", LOST))
+    runner.losses = 0
+    trials = evaluator(runner)
+    record = trials.run(TILED)
+    assert record.state == "runtime"
+    assert "device lost" in (record.error or "")
+    assert trials.run(SPLIT).state == "correct"
 
 
 def wrong_in(workload_part: str) -> Any:

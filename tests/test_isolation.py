@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from tests.fault_stub import FAULT_LINE, Fault, How, worker
 from tests.isolated_runs import (
@@ -33,7 +37,8 @@ from tests.isolated_runs import (
 )
 from tests.small_kernels import job, operands, outputs, run, spirv, step
 from tests.toy_family import TOY
-from tuner.errors import DeviceLostError, RunTimeoutError, WorkerDiedError
+from tuner.cli import app
+from tuner.errors import DeviceLostError, NoWorkerError, RunTimeoutError, WorkerDiedError
 from tuner.evaluate import FINAL
 from tuner.kernels.space import canonical
 from tuner.records import State
@@ -309,3 +314,69 @@ def test_a_write_far_out_of_bounds_is_noticed_or_clamped(
     tell(f"a write far out of bounds on {on_cpu.info.name}: {outcome}")
     _still_right(on_cpu)
     books.count("writes far out of bounds on a CPU driver")
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def _arguments(name: str, out: Path, cache: Path, selector: str | None, *more: str) -> list[str]:
+    device = [] if selector is None else ["--device", selector]
+    return [name, "--out", str(out), "--cache", str(cache), "--json", *device, *more]
+
+
+@pytest.mark.vulkan
+def test_tune_goes_on_after_its_worker_was_killed(
+    vulkan_selector: str | None, tmp_path: Path, cache: Path, books: Books
+) -> None:
+    more = ("--shape", "1x256:h8/2:d64", "--trials", "5", "--sampler", "random")
+    arguments = _arguments("tune", tmp_path, cache, vulkan_selector, *more)
+    with subprocess.Popen(
+        [sys.executable, "-m", "tuner", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        _wait_for_records(tmp_path, 1)
+        (child,) = psutil.Process(process.pid).children()
+        child.kill()
+        told, said = process.communicate(timeout=120.0)
+    assert process.returncode == 0, said.decode()
+    result = json.loads(told)
+    assert (result["error"], result["measured"]) == (None, 5)
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    states = [record.state for record in searched(folder)]
+    assert states[0] == "correct"
+    assert states.count("correct") >= 4
+    books.count("workers of the command line killed")
+
+
+def _wait_for_records(out: Path, count: int) -> None:
+    deadline = time.monotonic() + 120.0
+    while sum(len(file.read_bytes().splitlines()) for file in out.glob("*/records.jsonl")) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.vulkan
+@pytest.mark.parametrize("in_process", [False, True])
+def test_device_work_is_in_a_worker_unless_told_otherwise(
+    vulkan_selector: str | None,
+    tmp_path: Path,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    in_process: bool,
+) -> None:
+    started: list[str | None] = []
+    kind = "tuner.runner.vulkan.VulkanRunner" if in_process else "tuner.runner.worker.WorkerRunner"
+
+    def refuse(selector: str | None, *_: object, **__: object) -> Any:
+        started.append(selector)
+        raise NoWorkerError("not today")
+
+    monkeypatch.setattr(kind, refuse)
+    arguments = _arguments("calibrate", tmp_path, cache, vulkan_selector)
+    result = CliRunner().invoke(app, [*arguments, *["--in-process"] * in_process])
+    assert (result.exit_code, started) == (1, [vulkan_selector])
+    assert "not today" in result.stderr

@@ -695,6 +695,24 @@ def test_a_variant_under_way_at_every_crash_is_given_up(journal: Path) -> None:
     assert not [r for r in store.kept if r.values == guilty and r.median_ns]
 
 
+@pytest.mark.parametrize(("boots", "given_up"), [("abc", True), ("aaa", False)])
+def test_with_a_worker_only_the_death_of_the_machine_counts_against_a_variant(
+    journal: Path, monkeypatch: pytest.MonkeyPatch, boots: str, given_up: bool
+) -> None:
+    guilty = {**TOY.baseline, "width": 64}
+    run(journal, trials=3)
+    name = only_study(journal).study_name
+    for boot in boots:
+        monkeypatch.setattr("tuner.search.studylog.boot_id", lambda boot=boot: boot)
+        with contextlib.closing(open_storage(journal)) as storage:
+            StudyLog(storage, name, Encoding(SPACE, ordinal=False), isolated=True).start(guilty)
+    monkeypatch.setattr("tuner.search.studylog.boot_id", lambda: boots[-1].replace("c", "d"))
+    store = Records()
+    run(journal, store=store, trials=10)
+    (record,) = (record for record in searched(store) if record.values == guilty)
+    assert (record.state == "runtime") == given_up
+
+
 # ---- throughput
 
 

@@ -1,5 +1,4 @@
-"""Runners execute and time jobs: `vulkan` on a device, `worker` on one in another process, which a
-bad kernel may take down, `fake` on none.
+"""Runners execute and time jobs: `vulkan` on a device, `worker` in another process, `fake` on none.
 
 Import the one you need (`from tuner.runner.vulkan import VulkanRunner`); this package imports none,
 so that `protocol` can be had without Vulkan.

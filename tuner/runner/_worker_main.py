@@ -81,7 +81,7 @@ def _settle_in() -> None:
 
 
 def _end_with_parent(control: int) -> None:
-    """Whatever other threads are at, on the device or in its driver, must not outlive the parent."""
+    """Whatever other threads do, on the device or in its driver, must not outlive the parent."""
     hung_up = select.poll()
     hung_up.register(control, select.POLLHUP)
     hung_up.poll()

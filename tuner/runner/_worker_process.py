@@ -72,7 +72,7 @@ class Worker:
         """Start a process and wait for its runner.
 
         Raises:
-            WorkerDiedError, RunTimeoutError: no process starts, or it ends, or is not ready in time.
+            WorkerDiedError, RunTimeoutError: no process starts, or it ends, or it takes too long.
             TunerError: what making the runner raises.
         """
         self.loaded: set[str] = set()

@@ -8,23 +8,19 @@ cause.
 
 from __future__ import annotations
 
-import os
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tuner.device_info import DeviceInfo
-from tuner.errors import NoWorkerError, OutOfMemoryError, TunerError
+from tuner.errors import NoWorkerError, TunerError
 from tuner.runner._deadlines import Deadlines
-from tuner.runner._worker_arrays import pack, unpack
+from tuner.runner._worker_arrays import unpack
 from tuner.runner._worker_gate import Gate
 from tuner.runner._worker_messages import (
     Execute,
     Executed,
-    Load,
     Measure,
     Prepare,
     ReadBandwidth,
@@ -34,6 +30,7 @@ from tuner.runner._worker_messages import (
     ValidationMessages,
 )
 from tuner.runner._worker_process import LostError, Worker
+from tuner.runner._worker_residents import Resident, Residents
 from tuner.runner._worker_succession import Succession
 from tuner.runner.protocol import (
     Array,
@@ -54,21 +51,6 @@ ATTEMPTS = 3
 """How often a call is made in all that is not known to be why the worker was lost."""
 RESTART_PAUSES_S = (0.0, 1.0, 4.0)
 """Before each attempt to start another worker: a GPU may need some seconds to come back."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Workload:
-    """What is needed to load a workload again. The arrays are the caller's, not copies."""
-
-    inputs: Mapping[str, Array]
-    outputs: Mapping[str, OutputSpec]
-    copies: int
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of all copies."""
-        inputs = sum(array.nbytes for array in self.inputs.values())
-        return self.copies * (inputs + sum(spec.nbytes for spec in self.outputs.values()))
 
 
 class WorkerRunner:
@@ -114,9 +96,8 @@ class WorkerRunner:
             pauses_s=restart_pauses_s,
         )
         self._info = self._workers.info
-        self._pauses_s = tuple(restart_pauses_s)
+        self._residents = Residents(self._info, self._deadlines, restart_pauses_s)
         self._gate, self._lock = Gate(), threading.Lock()
-        self._workloads: dict[str, _Workload] = {}
         self._users: dict[JobKey, int] = {}
 
     @property
@@ -149,21 +130,17 @@ class WorkerRunner:
         copies: int = 1,
     ) -> None:
         """See `Runner.load`."""
-        workload = _Workload(inputs=dict(inputs), outputs=dict(outputs), copies=copies)
-
-        def upload(worker: Worker) -> None:
-            # A refused upload may or may not have taken its predecessor's place.
-            worker.loaded.discard(name)
-            self._upload(worker, name, workload)
-
-        others = {key: each for key, each in self._workloads.items() if key != name}
+        resident = Resident(name=name, inputs=dict(inputs), outputs=dict(outputs), copies=copies)
         with self._gate.entered():
-            self._made_anyhow(f"loading workload {name!r}", upload, others)
-        self._workloads[name] = workload
+            self._made_anyhow(
+                f"loading workload {name!r}",
+                lambda worker: self._residents.load(worker, resident),
+                replacing=name,
+            )
 
     def unload(self, name: str) -> None:
         """See `Runner.unload`."""
-        self._workloads.pop(name, None)
+        self._residents.forget(name)
         with self._gate.entered():
             loaded = self._workers.latest.loaded
             if name in loaded:
@@ -233,7 +210,7 @@ class WorkerRunner:
             return bandwidth
 
         with self._gate.entered():
-            return self._made_anyhow(what, read, self._workloads)
+            return self._made_anyhow(what, read)
 
     def close(self) -> None:
         """See `Runner.close`. A worker that does not end by itself is killed."""
@@ -259,21 +236,18 @@ class WorkerRunner:
         assert error is not None
         raise error
 
-    def _made_anyhow(
-        self, what: str, attempt: Callable[[Worker], T], resident: Mapping[str, _Workload]
-    ) -> T:
-        """Make a call that is no variant's fault, beside `resident` workloads, up to three times.
+    def _made_anyhow(self, what: str, attempt: Callable[[Worker], T], *, replacing: str = "") -> T:
+        """Make a call that is no variant's fault, in a worker that holds all workloads, but for one
+        that the call replaces.
 
         Raises:
-            NoWorkerError: the worker was lost each time.
+            NoWorkerError: the worker was lost time and again.
         """
         error: TunerError | None = None
         for _ in range(ATTEMPTS):
             worker = self._workers.living()
             try:
-                for name, workload in resident.items():
-                    if name not in worker.loaded:
-                        self._restore(worker, name, workload)
+                self._residents.restore(worker, but=replacing)
                 return attempt(worker)
             except LostError as lost:
                 error = lost.error
@@ -299,47 +273,10 @@ class WorkerRunner:
             LostError: the worker was lost over the job.
             NoWorkerError: it was lost over the workloads, again and again.
         """
-        what = "loading the workloads again"
-        worker = self._made_anyhow(what, lambda worker: worker, self._workloads)
+        worker = self._made_anyhow("loading the workloads again", lambda worker: worker)
         if job.key in self._users and job.key not in worker.prepared:
             self._prepare(worker, job)
         return worker
-
-    def _restore(self, worker: Worker, name: str, workload: _Workload) -> None:
-        """Load a workload again that has fitted before.
-
-        Raises:
-            NoWorkerError: it does not fit any more, though memory that a lost worker held was given
-                time to come back.
-        """
-        for pause_s in self._pauses_s:
-            time.sleep(pause_s)
-            try:
-                return self._upload(worker, name, workload)
-            except OutOfMemoryError as error:
-                last = error
-        raise NoWorkerError(f"a new worker has no room for what the last one held: {last}")
-
-    def _upload(self, worker: Worker, name: str, workload: _Workload) -> None:
-        what = f"loading workload {name!r}"
-        packed, descriptor = pack(what, workload.inputs)
-        try:
-            worker.ask(
-                Load(
-                    name=name,
-                    inputs=packed,
-                    outputs=dict(workload.outputs),
-                    copies=workload.copies,
-                ),
-                None,
-                what=what,
-                seconds=self._deadlines.upload(self._info, workload.total_bytes),
-                descriptor=descriptor,
-            )
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
-        worker.loaded.add(name)
 
     def _prepare(self, worker: Worker, job: Job) -> Prepared:
         prepared: Prepared = worker.ask(
