@@ -94,6 +94,7 @@ def wait_until_gone(pid: int) -> None:
 # --- kill -9 --------------------------------------------------------------------------------------
 
 
+@pytest.mark.faults
 def test_a_parent_killed_at_25_random_moments_goes_on_each_time(
     tuning: Tuning, tmp_path: Path, books: Books
 ) -> None:

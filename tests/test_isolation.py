@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 Start = Callable[..., WorkerRunner]
 
 PROBLEM = PROBLEMS[0]
+pytestmark = pytest.mark.faults
+
 FAULTS: tuple[tuple[How, str, State, str], ...] = (
     ("segfault", "prepare", "runtime", "SIGSEGV"),
     ("hang", "prepare", "timeout", "pipelines of main"),
