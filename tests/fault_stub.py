@@ -20,6 +20,7 @@ import msgspec
 
 from tests.small_kernels import emulate, job, step
 from tests.toy_device import toy_device, toy_outputs, toy_time_ns
+from tuner.device_info import DeviceInfo
 from tuner.errors import (
     DeviceLostError,
     NoDeviceError,
@@ -165,6 +166,7 @@ def toy(
     other_device_if: str | None = None,
     at_start: How | None = None,
     device: Mapping[str, Any] | None = None,
+    known: DeviceInfo | None = None,
     **_: Any,
 ) -> FakeRunner:
     """A runner for the toy family, exact and without noise.
@@ -176,6 +178,7 @@ def toy(
     if no_device_if and Path(no_device_if).exists():
         raise NoDeviceError("Vulkan reports no device")
     changes = dict(device or {})
+    assert known in (None, toy_device(**changes)), "a successor knows the device"
     if other_device_if and Path(other_device_if).exists():
         changes["uuid"] = "another"
     plan = msgspec.convert(list(faults), list[Fault])

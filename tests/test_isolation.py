@@ -196,7 +196,7 @@ def test_a_run_stops_when_trial_after_trial_loses_the_worker(
     assert "SIGABRT" in (result.error or "")
     records = searched(tmp_path)
     assert [record.state for record in records] == ["runtime"] * MAX_LOSSES_IN_A_ROW
-    assert records[0].values == canonical(TOY, TOY.baseline)
+    assert canonical(TOY, TOY.baseline) in [record.values for record in records]
     books.check(told.variants, tmp_path)
     books.count("workers lost by a planned fault", runner.losses)
 

@@ -91,6 +91,29 @@ def test_reads_are_clipped_to_what_the_device_can_bind(loaded_runner: VulkanRunn
         plan_reads(small, 100, 1 << 30)
 
 
+def test_what_an_earlier_runner_found_on_the_device_is_not_probed_again(
+    loaded_runner: VulkanRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tuner.device_info import Fragment, MatrixLayout, MatrixShape
+    from tuner.runner import vulkan
+
+    def layout(m: int) -> MatrixLayout:
+        part = Fragment(lane_row=(0,), lane_column=(0,), element_row=(0,), element_column=(0,))
+        types = dict.fromkeys(("a_type", "b_type", "c_type", "result_type"), "float16")
+        return MatrixLayout(shape=MatrixShape(m=m, n=8, k=8, **types), a=part, b=part, c=part)
+
+    monkeypatch.setattr(vulkan, "probe_layouts", lambda *_: (layout(1),))
+    plain = msgspec.structs.replace(loaded_runner.info, cooperative_matrix=False)
+    able = msgspec.structs.replace(plain, cooperative_matrix=True, matrix_layouts=())
+    known = msgspec.structs.replace(able, matrix_layouts=(layout(2),))
+    other = msgspec.structs.replace(known, driver_info="another")
+    monkeypatch.setattr(loaded_runner._device, "info", plain)
+    assert loaded_runner._probed(known) is plain
+    monkeypatch.setattr(loaded_runner._device, "info", able)
+    found = [loaded_runner._probed(each).matrix_layouts for each in (None, known, other)]
+    assert found == [(layout(1),), (layout(2),), (layout(1),)]
+
+
 # --- hangs, validation, teardown ------------------------------------------------------------------
 
 

@@ -38,7 +38,7 @@ from tuner.runner._worker_arrays import INLINE_BYTES, pack, unpack
 from tuner.runner._worker_gate import Gate
 from tuner.runner._worker_messages import raised, raised_error
 from tuner.runner.fake import Method
-from tuner.runner.protocol import Job, Measurement, MeasurePlan, OutputSpec
+from tuner.runner.protocol import Job, Measurement, MeasurePlan, OutputSpec, Prepared
 from tuner.runner.worker import WorkerRunner
 
 SHORT = Deadlines(start_s=20.0, launch_s=0.2, prepare_s=0.6, close_s=2.0, spare_s=0.1)
@@ -477,6 +477,20 @@ def test_a_measurement_survives_pipelines_that_hang(slow: WorkerRunner) -> None:
     assert type(results[0]) is RunTimeoutError
     assert [len(m.samples_ns) for m in results[1]] == [5] * 4
     assert slow.losses == losses + 1
+
+
+def test_who_only_waits_for_a_worker_that_is_deaf_is_not_to_blame(slow: WorkerRunner) -> None:
+    """A launch stops the whole process; pipelines being made beside it are late first."""
+    bad = culprit("deaf")
+    slow.prepare(bad)
+    waiting = slow._deadlines.execute(slow.info) - SHORT.prepare_s
+    results = side_by_side(
+        functools.partial(slow.execute, bad, "w"),
+        lambda: time.sleep(max(0.0, waiting) + 0.1) or slow.prepare(GOOD),
+    )
+    assert [type(each) for each in results] == [RunTimeoutError, Prepared]
+    for made in (bad, GOOD):
+        slow.release(made)
 
 
 def test_an_interrupt_in_a_call_gives_the_worker_up(make: Make) -> None:

@@ -62,9 +62,9 @@ def main() -> None:
         if child == 0:
             tune_and_tell(order)
             os._exit(0)
-        os.write(1, f"{child}\n".encode())
+        os.write(1, f"began {child}\n".encode())
         _, status = os.waitpid(child, 0)
-        os.write(1, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        os.write(1, f"ended {os.waitstatus_to_exitcode(status)}\n".encode())
 
 
 if __name__ == "__main__":

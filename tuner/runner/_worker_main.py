@@ -99,6 +99,8 @@ def _make(start: Start) -> Runner:
     arguments = dict(start.arguments)
     if arguments.get("cache_dir") is not None:
         arguments["cache_dir"] = Path(arguments["cache_dir"])
+    if start.known is not None:
+        arguments["known"] = start.known
     return cast("Runner", getattr(importlib.import_module(module), name)(**arguments))
 
 

@@ -22,10 +22,14 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Start(Message, frozen=True, kw_only=True):
-    """Make a runner: `factory` is "module:callable", `arguments` its keyword arguments."""
+    """Make a runner: `factory` is "module:callable", `arguments` its keyword arguments.
+
+    `known` is one more of these, the snapshot of an earlier worker's device, if there was one.
+    """
 
     factory: str
     arguments: dict[str, Any]
+    known: DeviceInfo | None = None
 
 
 class OpenChannel(Message, frozen=True, kw_only=True):

@@ -33,6 +33,8 @@ from tuner.runner._worker_messages import (
 _LAST_LINES, _LAST_CHARACTERS = 4, 400
 _SAID_BYTES = 1 << 20
 """What a worker may write to its standard error before what is old is thrown away."""
+_LATE = 0.5
+"""Part of its time after which a call may be why another one did not end."""
 _EXIT_S = 5.0
 """How long a process may take to be gone once it has closed its sockets or was killed."""
 
@@ -50,17 +52,25 @@ class LostError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Call:
-    """A request under way; `what` describes it in messages."""
+    """A request under way: what it is, for messages, and how long it may take, since when."""
 
     what: str
+    seconds: float
+    begun: float
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it takes suspiciously long."""
+        return time.monotonic() - self.begun > _LATE * self.seconds
 
 
 class Worker:
     """One worker process. Any number of threads may `ask` at once.
 
     A worker that is gone stays gone: every call that was under way, and every later one, raises
-    `LostError`. Where a deadline has passed, or a launch has lost the device, that call is guilty.
-    If the process ended by itself, the only call under way is; of several none is known to be.
+    `LostError`. A launch that has lost the device is guilty of it; so is a call whose deadline has
+    passed, unless others were late, too, which may have kept it waiting. If the process ended by
+    itself, the only call under way is guilty; of several none is known to be.
 
     Attributes:
         info: the snapshot of its device.
@@ -118,13 +128,14 @@ class Worker:
             LostError: the worker is gone, or gone from now on.
             TunerError: what the worker's runner raised; the worker lives.
         """
-        call = self._begin(what)
-        deadline = time.monotonic() + seconds
+        call = self._begin(what, seconds)
         try:
-            reply, came = self._exchange(request, descriptor, deadline)
+            reply, came = self._exchange(request, descriptor, call.begun + seconds)
             return self._result(call, request, reply, kind), came
         except TimeoutError:
-            raise self._lost(call, RunTimeoutError(what, seconds), certain=True) from None
+            with self._lock:
+                alone = not any(each.is_late for each in self._calls - {call})
+            raise self._lost(call, RunTimeoutError(what, seconds), certain=alone) from None
         except ClosedError:
             raise self._lost(call, None, certain=False) from None
         except (LostError, TunerError):
@@ -161,8 +172,8 @@ class Worker:
             raise raised_error(reply.raised)
         return msgspec.msgpack.decode(reply.result, type=Hello).info
 
-    def _begin(self, what: str) -> _Call:
-        call = _Call(what)
+    def _begin(self, what: str, seconds: float) -> _Call:
+        call = _Call(what, seconds, time.monotonic())
         with self._lock:
             if self._death is not None:
                 raise LostError(self._death, guilty=False)

@@ -19,7 +19,7 @@ class Succession:
 
     Args:
         factory, arguments: what makes a worker's runner, see `Start`; to these the first worker
-            gets `selector`, its successors the UUID of the device that this has chosen.
+            gets `selector`, its successors the UUID and the snapshot of the device that it chose.
         pauses_s: seconds to wait before each attempt to start a successor.
 
     Attributes:
@@ -86,7 +86,7 @@ class Succession:
         for pause_s in self._pauses_s:
             time.sleep(pause_s)
             try:
-                worker = self._start(self.info.uuid)
+                worker = self._start(self.info.uuid, self.info)
             except TunerError as error:
                 last = error
                 continue
@@ -103,6 +103,7 @@ class Succession:
             "back, restart the machine; then run the same command again to continue"
         )
 
-    def _start(self, selector: str | None) -> Worker:
-        start = Start(factory=self._factory, arguments={**self._arguments, "selector": selector})
+    def _start(self, selector: str | None, known: DeviceInfo | None = None) -> Worker:
+        arguments = {**self._arguments, "selector": selector}
+        start = Start(factory=self._factory, arguments=arguments, known=known)
         return Worker(start, seconds=self._deadlines.start_s)

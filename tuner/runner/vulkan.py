@@ -51,6 +51,7 @@ class VulkanRunner:
         validation: have the Khronos layer check every call.
         timeout_s: how long one submission may take; None for what suits the kind of device.
         cache_dir: where pipelines are kept from one process to the next; nowhere if None.
+        known: what an earlier runner found; of the same device nothing is probed again.
 
     Attributes:
         messages: what the validation layer has said so far (empty without `validation`).
@@ -67,6 +68,7 @@ class VulkanRunner:
         *,
         timeout_s: float | None = None,
         cache_dir: Path | None = None,
+        known: DeviceInfo | None = None,
     ) -> None:
         with contextlib.ExitStack() as stack:
             self._device = device = open_device(selector, validation=validation)
@@ -89,9 +91,7 @@ class VulkanRunner:
             self._closed = False
             self._measured_at = -math.inf
             self._info = device.info
-            if device.info.cooperative_matrix:
-                layouts = probe_layouts(self, Compiler())
-                self._info = msgspec.structs.replace(device.info, matrix_layouts=layouts)
+            self._info = self._probed(known)
             self._teardown = stack.pop_all()
 
     @property
@@ -220,6 +220,15 @@ class VulkanRunner:
             self._teardown.close()
         else:
             threading.Thread(target=self._close_when_idle, daemon=True).start()
+
+    def _probed(self, known: DeviceInfo | None) -> DeviceInfo:
+        """The device's snapshot with what only a launch can tell."""
+        info = self._device.info
+        if not info.cooperative_matrix:
+            return info
+        if known is not None and (known.uuid, known.driver) == (info.uuid, info.driver):
+            return msgspec.structs.replace(info, matrix_layouts=known.matrix_layouts)
+        return msgspec.structs.replace(info, matrix_layouts=probe_layouts(self, Compiler()))
 
     def _close_when_idle(self) -> None:
         _vk.lib.vkDeviceWaitIdle(self._device.handle)

@@ -62,7 +62,8 @@ class WorkerRunner:
         selector, validation, cache_dir: as for `tuner.runner.vulkan.VulkanRunner`.
         deadlines: how long each kind of call may take before the worker is killed.
         factory: what makes the worker's runner, as "module:callable"; called with `selector`,
-            `validation`, `timeout_s` and `cache_dir` as VulkanRunner is, and with `options`.
+            `validation`, `timeout_s`, `cache_dir` and, from the second worker on, `known` as
+            VulkanRunner is, and with `options`.
         options: further arguments of the factory, plain data.
         restart_pauses_s: seconds to wait before each attempt to replace a lost worker.
 
