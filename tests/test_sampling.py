@@ -65,7 +65,7 @@ def test_a_typical_kernel_takes_one_submission_after_the_estimate() -> None:
     taken = sample(clock, MeasurePlan())
     assert len(clock.runs) == 3
     assert clock.runs[0] == (0, 1)
-    assert len(taken.samples_ns) == 50
+    assert len(taken.samples_ns) == 200
     assert taken.ended_by == "max_samples"
 
 

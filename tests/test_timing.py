@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -10,9 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.errors import MeasurementError
-from tuner.timing import overlap, summarise
+from tuner.timing import median_interval, overlap, summarise
 
 SAMPLES = st.lists(st.floats(1.0, 1e12), min_size=1, max_size=80)
+
+
+def one_to(count: int) -> list[float]:
+    """1 to `count` in an order in which neighbours lie on different sides of the median."""
+    half = (count + 1) // 2
+    low, high = range(1, half + 1), range(half + 1, count + 1)
+    return [float(x) for pair in itertools.zip_longest(low, high) for x in pair if x is not None]
 
 
 def test_known_samples() -> None:
@@ -33,7 +41,7 @@ def test_an_even_count_takes_the_mean_of_the_middle_two() -> None:
 )
 def test_interval_ranks_are_those_of_the_tables(count: int, rank: int) -> None:
     """Ranks (from 1) of the 95 % interval of the median, as printed in statistics books."""
-    summary = summarise([float(i) for i in range(1, count + 1)])
+    summary = summarise(one_to(count))
     assert summary.low_ns == rank
     assert summary.high_ns == count + 1 - rank
     assert summary.coverage >= 0.95
@@ -41,7 +49,7 @@ def test_interval_ranks_are_those_of_the_tables(count: int, rank: int) -> None:
 
 @given(st.integers(1, 400))
 def test_coverage_is_the_binomial_sum_and_the_next_rank_would_fall_short(count: int) -> None:
-    summary = summarise([float(i) for i in range(1, count + 1)])
+    summary = summarise(one_to(count))
     rank = int(summary.low_ns)
 
     def covered(r: int) -> float:
@@ -65,22 +73,47 @@ def test_the_interval_holds_the_true_median_as_often_as_it_says() -> None:
 @given(SAMPLES)
 def test_the_median_lies_in_its_interval_and_the_interval_in_the_range(xs: list[float]) -> None:
     summary = summarise(xs)
-    assert min(xs) <= summary.low_ns <= summary.median_ns <= summary.high_ns <= max(xs)
+    reach = median_interval(xs).tick_ns / 2
+    assert summary.low_ns <= summary.median_ns <= summary.high_ns
+    assert min(xs) - reach <= summary.low_ns <= max(xs)
+    assert min(xs) <= summary.high_ns <= max(xs) + reach
     assert summary.count == len(xs)
     assert summary.spread >= 0
 
 
 @given(SAMPLES, st.randoms(use_true_random=False))
-def test_order_changes_nothing_but_drift(xs: list[float], rng: random.Random) -> None:
+def test_order_moves_no_median_and_only_widens(xs: list[float], rng: random.Random) -> None:
     shuffled = xs[:]
     rng.shuffle(shuffled)
     a, b = summarise(xs), summarise(shuffled)
-    assert (a.median_ns, a.low_ns, a.high_ns, a.spread) == (
-        b.median_ns,
-        b.low_ns,
-        b.high_ns,
-        b.spread,
-    )
+    assert (a.median_ns, a.spread) == (b.median_ns, b.spread)
+    less, more = sorted((a, b), key=lambda summary: summary.effective_count)
+    assert 0 < less.effective_count <= more.effective_count <= len(xs)
+    assert less.low_ns <= more.low_ns
+    assert more.high_ns <= less.high_ns
+
+
+def test_samples_in_long_waves_are_worth_few_and_flagged() -> None:
+    waves = [100.0 + 5 * math.sin(i / 8) + (i * 7919 % 13) / 10 for i in range(100)]
+    summary, shuffled = summarise(waves), summarise(random.Random(3).sample(waves, 100))
+    assert summary.autocorrelated
+    assert summary.effective_count < 15
+    assert not shuffled.autocorrelated
+    assert shuffled.effective_count > 40
+    assert summary.high_ns - summary.low_ns > 1.7 * (shuffled.high_ns - shuffled.low_ns)
+
+
+def test_copies_that_take_turns_earn_no_credit() -> None:
+    summary = summarise([100.0 + 3 * (i % 2) + (i * 7919 % 13) / 10 for i in range(50)])
+    assert summary.effective_count == 50
+    assert not summary.autocorrelated
+
+
+def test_a_coarse_clock_widens_by_half_its_step() -> None:
+    interval = median_interval([96.0, 128.0] * 10)
+    assert interval.tick_ns == 32.0
+    assert (interval.low_ns, interval.high_ns) == (80.0, 144.0)
+    assert median_interval([96.0, 128.0, 97.5]).tick_ns == 0.0
 
 
 @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=40), st.sampled_from([2.0, 0.5, 8.0]))

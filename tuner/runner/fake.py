@@ -32,8 +32,6 @@ from tuner.runner.protocol import (
 
 Method = Literal["load", "prepare", "execute", "measure", "read_bandwidth"]
 
-GIVE_UP_SAMPLES = 3
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
@@ -196,16 +194,10 @@ class FakeRunner:
         resident = self._resident(job, workload)
         median_ns = self._times(job, resident)
         samples: list[float] = []
-        ended_by: Literal["max_samples", "budget", "gave_up"] = "max_samples"
-        while len(samples) < plan.max_samples:
-            samples.append(median_ns * float(np.exp(self._random.normal(0.0, self._noise))))
-            slow = plan.give_up_ns is not None and min(samples) > plan.give_up_ns
-            if slow and len(samples) >= GIVE_UP_SAMPLES:
-                ended_by = "gave_up"
-                break
-            if len(samples) >= plan.min_samples and sum(samples) >= plan.budget_ms * 1e6:
-                ended_by = "budget"
-                break
+        while (ended_by := plan.rule.ended(samples)) is None:
+            wanted = plan.rule.wanted(samples, median_ns)
+            noise = np.exp(self._random.normal(0.0, self._noise, wanted))
+            samples += (median_ns * noise).tolist()
         return Measurement(
             samples_ns=tuple(samples),
             copies=resident.copies,

@@ -19,6 +19,10 @@ import numpy.typing as npt
 
 from tuner.device_info import DeviceInfo
 from tuner.records import PassStatistics
+from tuner.timing import EndedBy, StoppingRule
+
+_MS = 1e6
+_SLOW_BUDGETS = 4
 
 Array = npt.NDArray[Any]
 BufferRole = Literal["input", "output", "scratch"]
@@ -84,9 +88,10 @@ class MeasurePlan(msgspec.Struct, frozen=True, kw_only=True):
     """How to time a job. Times are host choices, not results.
 
     `warmup_ms`: load from the job itself, in the same submission, before the first sample.
-    Samples stop at `max_samples`, or once `min_samples` are taken and `budget_ms` of device time is
-    spent. No submission is planned to take more than `max_submission_ms`.
-    `give_up_ns`: stop after the first few samples if even the fastest is slower than this.
+    `rule` says when sampling ends: `precision` is the width of the median's interval, as a fraction
+    of the median, at which it is known well enough (0: never), `budget_ms` the device time it may
+    cost, `give_up_ns` the time beyond which a variant is given up after the first few samples.
+    No submission is planned to take more than `max_submission_ms`.
     `settle_ms`: load before all that where the device (no CPU) has measured nothing for more than
     `settle_idle_ms`: an idle clock takes some hundred milliseconds of load to come back, in steps.
     """
@@ -94,11 +99,28 @@ class MeasurePlan(msgspec.Struct, frozen=True, kw_only=True):
     warmup_ms: float = 30.0
     settle_ms: float = 500.0
     settle_idle_ms: float = 200.0
+    precision: float = 0.005
     min_samples: int = 10
-    max_samples: int = 50
+    max_samples: int = 200
     budget_ms: float = 60.0
     max_submission_ms: float = 400.0
     give_up_ns: float | None = None
+
+    @property
+    def rule(self) -> StoppingRule:
+        """When sampling ends.
+
+        A job so slow that its samples exhaust the budget several times over, and a whole
+        submission, gets by with fewer than the minimum.
+        """
+        return StoppingRule(
+            precision=self.precision,
+            min_samples=self.min_samples,
+            max_samples=self.max_samples,
+            budget_ns=self.budget_ms * _MS,
+            patience_ns=max(_SLOW_BUDGETS * self.budget_ms, self.max_submission_ms) * _MS,
+            give_up_ns=self.give_up_ns,
+        )
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +133,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     samples_ns: tuple[float, ...]
     copies: int
     warmup_launches: int
-    ended_by: Literal["max_samples", "budget", "gave_up"]
+    ended_by: EndedBy
     clock: Literal["gpu_timestamps", "host"] = "gpu_timestamps"
 
 

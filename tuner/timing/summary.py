@@ -1,18 +1,22 @@
-"""From raw samples to a summary: pure functions, no clock and no device.
+"""What one measurement says: the median, its interval, spread, drift, and what is odd about it.
 
 The median stands for a measurement, with the interval that order statistics give for it: exact for
-samples that are independent, whatever their distribution. What drifts is not independent, so a
-summary says too whether the second half of the samples disagrees with the first.
+samples that are independent, whatever their distribution (Le Boudec 2010, theorem 2.1). Samples
+that depend on their neighbours know less than their number says, so their interval is that of as
+many as would be independent. What drifts no interval can mend, so a summary says too whether the
+second half of the samples disagrees with the first.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tuner.errors import MeasurementError
+from tuner.timing.dependence import effective_count, is_autocorrelated
 
 CONFIDENCE = 0.95
 DRIFT_LIMIT = 0.01
@@ -24,15 +28,38 @@ _MAD_TO_SIGMA = 1.4826
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """The interval of a median, nanoseconds, and the probability with which it holds the truth.
+
+    `coverage` is at least `CONFIDENCE` where there are samples enough; else the interval is the
+    whole range, and `coverage` what that is worth. `effective_count` is how many independent
+    samples the samples are worth. Where samples repeat, the clock is coarse, and the interval
+    reaches `tick_ns` / 2, half the smallest step between samples, further to both sides.
+    """
+
+    median_ns: float
+    low_ns: float
+    high_ns: float
+    coverage: float
+    effective_count: float
+    tick_ns: float
+
+    @property
+    def width(self) -> float:
+        """From end to end, as a fraction of the median."""
+        return (self.high_ns - self.low_ns) / self.median_ns if self.median_ns > 0 else math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """What a set of samples says. Times in nanoseconds.
 
-    `low_ns` to `high_ns` holds the true median with probability `coverage`: at least `CONFIDENCE`
-    from 6 samples on; with fewer it is the whole range, and `coverage` says what that is worth.
+    `low_ns` to `high_ns` holds the true median with probability `coverage` (see `Interval`).
     `spread` is the median absolute deviation, scaled to a standard deviation of a normal
     distribution, over the median. `drift` is the second half's median over the first's, less 1.
     `stable` is False where the intervals of the two halves are disjoint and the drift is beyond
-    `DRIFT_LIMIT`: the clock, not the kernel, may then have been measured.
+    `DRIFT_LIMIT`: the clock, not the kernel, may then have been measured. `autocorrelated` says
+    that neighbours are alike beyond chance; the interval has been widened for it.
     """
 
     median_ns: float
@@ -43,6 +70,8 @@ class Summary:
     coverage: float
     drift: float
     stable: bool
+    effective_count: float
+    autocorrelated: bool
 
 
 def summarise(samples_ns: Sequence[float]) -> Summary:
@@ -59,25 +88,57 @@ def summarise(samples_ns: Sequence[float]) -> Summary:
                 f"sample {place} of {len(samples_ns)} is {sample} ns, must be above 0: "
                 "the timestamps of this driver cannot be used as they are"
             )
-    ordered = sorted(samples_ns)
-    median = _median(ordered)
-    rank, coverage = _median_ranks(len(ordered))
+    interval = median_interval(samples_ns)
+    median = interval.median_ns
     drift, stable = _drift(samples_ns)
     return Summary(
         median_ns=median,
-        low_ns=ordered[rank],
-        high_ns=ordered[-1 - rank],
-        spread=_MAD_TO_SIGMA * _median(sorted(abs(x - median) for x in ordered)) / median,
-        count=len(ordered),
-        coverage=coverage,
+        low_ns=interval.low_ns,
+        high_ns=interval.high_ns,
+        spread=_MAD_TO_SIGMA * _median(sorted(abs(x - median) for x in samples_ns)) / median,
+        count=len(samples_ns),
+        coverage=interval.coverage,
         drift=drift,
         stable=stable,
+        effective_count=interval.effective_count,
+        autocorrelated=is_autocorrelated(samples_ns),
+    )
+
+
+def median_interval(samples_ns: Sequence[float]) -> Interval:
+    """The median of one or more samples with its interval, in the order they were taken.
+
+    Independent samples get the ranks of the binomial distribution. Where they are worth fewer, the
+    number of them below the true median varies more by the root of that ratio, and so the ranks
+    stand further apart.
+    """
+    ordered = sorted(samples_ns)
+    count, effective = len(ordered), effective_count(samples_ns)
+    rank, coverage = _median_ranks(count)
+    if effective < count:
+        stretched = (count / 2 - rank) * math.sqrt(count / effective)
+        rank = max(0, math.floor(count / 2 - stretched))
+        coverage = min(coverage, math.erf((count / 2 - rank) / count * math.sqrt(2 * effective)))
+    tick = _tick(ordered)
+    return Interval(
+        median_ns=_median(ordered),
+        low_ns=ordered[rank] - tick / 2,
+        high_ns=ordered[-1 - rank] + tick / 2,
+        coverage=coverage,
+        effective_count=effective,
+        tick_ns=tick,
     )
 
 
 def overlap(first: tuple[float, float], second: tuple[float, float]) -> bool:
     """Whether two closed intervals (low, high) share a point: if so, neither is proven faster."""
     return first[0] <= second[1] and second[0] <= first[1]
+
+
+def _tick(ordered: Sequence[float]) -> float:
+    """The clock's step, as far as samples that repeat give it away; 0 where none does."""
+    steps = [after - before for before, after in itertools.pairwise(ordered)]
+    return min((step for step in steps if step > 0), default=0.0) if 0.0 in steps else 0.0
 
 
 def _median(ordered: Sequence[float]) -> float:

@@ -1,0 +1,20 @@
+"""From raw samples to what may be said of them: pure functions, no clock and no device.
+
+`summarise` says what one measurement found, `StoppingRule` when enough is measured. Each choice
+and where it comes from: docs/measuring.md.
+"""
+
+from tuner.timing.stopping import FIRST_LOOK_SAMPLES, EndedBy, StoppingRule
+from tuner.timing.summary import CONFIDENCE, Interval, Summary, median_interval, overlap, summarise
+
+__all__ = [
+    "CONFIDENCE",
+    "FIRST_LOOK_SAMPLES",
+    "EndedBy",
+    "Interval",
+    "StoppingRule",
+    "Summary",
+    "median_interval",
+    "overlap",
+    "summarise",
+]
