@@ -27,8 +27,8 @@ from tuner.evaluate import Session
 from tuner.results import Store
 from tuner.runner.worker import WorkerRunner
 from tuner.search import RunResult, Settings, tune
+from tuner.shapes import parse_shape
 from tuner.templates import Rendered
-from tuner.workloads import parse_shape
 
 FAMILY = kernels.family("paged_decode_q8")
 KILLED_AFTER_S = (3.0, 5.0)

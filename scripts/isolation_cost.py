@@ -25,7 +25,7 @@ from tuner.results import Store
 from tuner.runner.vulkan import VulkanRunner
 from tuner.runner.worker import WorkerRunner
 from tuner.search import Settings, tune
-from tuner.workloads import parse_shape
+from tuner.shapes import parse_shape
 
 FAMILY = kernels.family("paged_decode_q8")
 Open = Callable[[str | None, Path], VulkanRunner | WorkerRunner]

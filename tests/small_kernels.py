@@ -48,6 +48,8 @@ _BODIES = {
     "stage": "t[i] = a[i] * push.factor;",
     "finish": "o[i] = t[push.count - 1 - i] + 1.0;",
     "reveal": "words[i] = floatBitsToUint(t[i]);",
+    "tally": "o[i] = t[i] + a[i]; t[i] = push.factor;",
+    "accumulate": "o[i] = o[i] + a[i] * push.factor;",
     "idle": "if (push.factor == 12345.0) { o[i] = 0.0; }",
     "before": "o[i - 1] = 7.0;",
     "loop": """uint x = i;
@@ -89,9 +91,10 @@ def slow_step(info: DeviceInfo) -> JobPass:
     return step("slow", count=64, groups=(1, 200, 1), factor=1.0 if info.is_cpu else 1000.0)
 
 
-def job(*steps: JobPass, scratch: int = COUNT) -> Job:
+def job(*steps: JobPass, scratch: int = COUNT, counters: tuple[str, ...] = ()) -> Job:
     """A job of these passes with `scratch` scratch elements."""
-    return Job(passes=steps, bindings=("a", "t", "o"), scratch_bytes={"t": 4 * scratch})
+    sizes = {"t": 4 * scratch}
+    return Job(passes=steps, bindings=("a", "t", "o"), scratch_bytes=sizes, counters=counters)
 
 
 def copying(words: int) -> Job:

@@ -27,13 +27,13 @@ from tests.small_kernels import job, operands, outputs, run, step
 from tests.test_best_config import LOOKUP
 from tests.test_compile import rendered
 from tests.toy_family import TOY, toy_device, toy_problem
-from tuner import workloads
+from tuner import shapes, workloads
 from tuner.compile import Compiler
 from tuner.device_info import DeviceInfo
 from tuner.errors import TunerError
 from tuner.export.best_config import encode
 from tuner.kernels.space import legal
-from tuner.problems import PagedDecodeProblem
+from tuner.problems import KINDS, Problem
 from tuner.results import Store, outcomes
 from tuner.results.journal import encode_line
 from tuner.results.store import DEVICE, RECORDS
@@ -270,7 +270,8 @@ block_size = 32
 sequences = 1
 context = 512
 """
-keys = st.sampled_from([*workloads._TABLE_KEYS, "other", "a.b", '"q"'])
+FIELDS = {field.name for kind in KINDS.values() for field in msgspec.structs.fields(kind)}
+keys = st.sampled_from(["model", "kind", *sorted(FIELDS), "other", "a.b", '"q"'])
 toml_values = (
     st.integers(-3, 10).map(str)
     | st.integers(-(2**70), 2**70).map(str)
@@ -278,6 +279,7 @@ toml_values = (
     | st.text(max_size=8).map(json.dumps)
     | st.sampled_from(
         [
+            *(json.dumps(kind) for kind in KINDS),
             *("true", "[]", "[[1]]", "{}", "{a=1}", "1979-05-27", "0x10", "1_000", "''", "[1,'a']"),
             *('"Phi-4"', '"uniform:1"', '"list:1,2"', '"straggler:9"', '"lognormal:0"', "[1, 2]"),
         ]
@@ -299,8 +301,8 @@ def test_workload_files(tmp_path: Path, data: bytes) -> None:
     file.write_bytes(data)
     with counted("workload TOML"):
         for problem in workloads.load_workload(str(file)):
-            assert isinstance(problem, PagedDecodeProblem)
-            assert workloads.parse_shape(workloads.format_shape(problem)) == problem
+            assert isinstance(problem, Problem)
+            assert shapes.parse_shape(shapes.format_shape(problem)) == problem
 
 
 # --- caches ---------------------------------------------------------------------------------------

@@ -122,7 +122,8 @@ def test_poison_has_no_way_into_the_reference(geometry: str) -> None:
 def test_sample_is_part_of_the_whole(count: int) -> None:
     operands = make_operands(small_problem(), "random", 1)
     whole = decode_reference(operands)
-    sample, indices = sampled_decode_reference(operands, count)
+    sample = sampled_decode_reference(operands, count)
+    indices = sample.names["out"]
     assert len(indices) == 3 * min(count, 8)
     assert len(set(indices.tolist())) == len(indices)
     np.testing.assert_allclose(
@@ -136,9 +137,9 @@ def test_sample_is_part_of_the_whole(count: int) -> None:
 def test_sample_holds_the_first_last_and_longest_pairs() -> None:
     problem = small_problem(sequences=9, lengths="list:3,3,3,3,37,3,3,3,4")
     operands = make_operands(problem, "timing", 1)
-    _, indices = sampled_decode_reference(operands, 3)
+    indices = sampled_decode_reference(operands, 3).names["out"]
     assert set(indices.tolist()) == {0, 1, 2, 24, 25, 26, 51, 52, 53}
-    _, again = sampled_decode_reference(operands, 3)
+    again = sampled_decode_reference(operands, 3).names["out"]
     np.testing.assert_array_equal(indices, again)
 
 
@@ -412,8 +413,8 @@ def test_an_error_at_its_bound_passes_and_beyond_it_does_not() -> None:
 def test_groups_of_a_sample_go_by_their_index_in_the_whole() -> None:
     got = WANTED.reshape(6, 4).copy()
     got[4] += 1
-    reference = a_reference(WANTED.reshape(6, 4), 0.1)
-    verdict = judge({"out": got}, reference, "f32", "timed", indices=np.arange(100, 106))
+    reference = replace(a_reference(WANTED.reshape(6, 4), 0.1), names={"out": np.arange(100, 106)})
+    verdict = judge({"out": got}, reference, "f32", "timed")
     assert verdict.check.worst == "case timed: out[104]"
 
 

@@ -182,13 +182,13 @@ def test_the_context_axis_is_binary_and_lines_are_the_best_of_a_strategy() -> No
     assert drawn[4096, 16384] == pytest.approx(
         (100 * (made[1].utilisation or 0), 100 * (made[2].utilisation or 0))
     )
-    assert {"4k", "16k", "1 sequence", "int_dot", "packed_f16"} <= set(words(figure))
+    assert {"4k", "16k", "GQA 4 d128, 1 sequence", "int_dot", "packed_f16"} <= set(words(figure))
 
 
 def test_panels_of_the_context_figure_tell_geometries_apart() -> None:
     made = [made_record(decode(1, 4096, gqa=gqa), FAST) for gqa in (4, 8)]
     shown = words(plots.utilisation_by_context(made, gpu(), baseline_of=baseline_of))
-    assert {"GQA 4, 1 sequence", "GQA 8, 1 sequence"} <= set(shown)
+    assert {"GQA 4 d128, 1 sequence", "GQA 8 d128, 1 sequence"} <= set(shown)
 
 
 def test_the_history_is_a_staircase_of_the_best_so_far() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.small_kernels import COUNT, copying, job, operands, outputs, run, step
 from tuner.errors import OutOfMemoryError, UsageError
-from tuner.runner.protocol import OutputSpec
+from tuner.runner.protocol import MeasurePlan, OutputSpec
 
 if TYPE_CHECKING:
     from tuner.runner.vulkan import VulkanRunner
@@ -38,6 +38,38 @@ def test_a_write_outside_a_buffer_breaks_its_guard(
 def test_guards_are_whole_again_at_the_next_launch(loaded_runner: VulkanRunner) -> None:
     assert run(loaded_runner, job(step("scale", count=COUNT + 5))).broken_guards == ("o",)
     assert run(loaded_runner, job(step("scale"))).broken_guards == ()
+
+
+def test_counters_are_zero_before_a_launch_and_must_be_after_it(
+    loaded_runner: VulkanRunner,
+) -> None:
+    run(loaded_runner, job(step("stage")))  # leaves other numbers where the counter will be
+    clean = run(loaded_runner, job(step("tally", factor=0.0), counters=("t",)))
+    np.testing.assert_array_equal(clean.outputs["o"], operands()["a"])
+    assert (clean.broken_guards, clean.dirty_counters) == ((), ())
+    assert run(loaded_runner, job(step("tally"), counters=("t",))).dirty_counters == ("t",)
+    assert run(loaded_runner, job(step("tally"))).dirty_counters == ()
+
+
+def test_state_is_what_was_loaded_before_every_execution(loaded_runner: VulkanRunner) -> None:
+    before = {"o": np.full(COUNT, 7.0, np.float32)}
+    made = job(step("accumulate"))
+    loaded_runner.load("state", operands() | before, outputs(), copies=3)
+    loaded_runner.prepare(made)
+    wanted = 7.0 + 2.0 * operands()["a"]
+    np.testing.assert_array_equal(loaded_runner.execute(made, "state").outputs["o"], wanted)
+    plan = MeasurePlan(warmup_ms=0.0, min_samples=7, max_samples=7, settle_ms=0.0)
+    assert len(loaded_runner.measure(made, "state", plan).samples_ns) == 7
+    again = loaded_runner.execute(made, "state")
+    np.testing.assert_array_equal(again.outputs["o"], wanted)
+    assert again.broken_guards == ()
+    loaded_runner.release(made)
+    loaded_runner.unload("state")
+
+
+def test_state_must_keep_its_size(loaded_runner: VulkanRunner) -> None:
+    with pytest.raises(UsageError, match=r"o has 400 bytes going in and 4000 coming out"):
+        loaded_runner.load("state", operands() | {"o": np.zeros(100, np.float32)}, outputs())
 
 
 def test_a_write_into_the_padding_of_an_odd_sized_output_is_seen(

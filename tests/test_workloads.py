@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner import workloads
+from tuner import shapes, workloads
 from tuner.errors import InputFileError, UnknownNameError, UsageError
-from tuner.problems import PagedDecodeProblem
+from tuner.problems import KINDS, PagedDecodeProblem
 
 LLAMA_8B = {"query_heads": 32, "kv_heads": 8, "head_size": 128}
 
@@ -38,13 +38,13 @@ def problems(draw: st.DrawFn) -> PagedDecodeProblem:
 
 @given(problems())
 def test_every_problem_has_a_shape_text_that_means_it(problem: PagedDecodeProblem) -> None:
-    assert workloads.parse_shape(workloads.format_shape(problem)) == problem
+    assert shapes.parse_shape(shapes.format_shape(problem)) == problem
 
 
 def test_shape_parts_come_in_any_order_and_case_and_with_k() -> None:
     expected = PagedDecodeProblem(sequences=8, context=16_384, block_size=32, **LLAMA_8B)
-    assert workloads.parse_shape("8x16k:h32/8:d128:b32") == expected
-    assert workloads.parse_shape(" 8X16384:B32:D128:H32/8:equal ") == expected
+    assert shapes.parse_shape("8x16k:h32/8:d128:b32") == expected
+    assert shapes.parse_shape(" 8X16384:B32:D128:H32/8:equal ") == expected
 
 
 @pytest.mark.parametrize(
@@ -69,24 +69,24 @@ def test_shape_parts_come_in_any_order_and_case_and_with_k() -> None:
 )
 def test_a_bad_shape_is_refused_naming_the_part(text: str, told: str) -> None:
     with pytest.raises(UsageError) as caught:
-        workloads.parse_shape(text)
+        shapes.parse_shape(text)
     assert told in str(caught.value)
-    assert workloads.SHAPE_SYNTAX in str(caught.value)
+    assert shapes.SHAPE_SYNTAX in str(caught.value)
 
 
 @given(st.text(alphabet="0123456789xhdb/:k,lognormaleqi -", max_size=40))
 def test_any_text_is_a_shape_or_a_usage_error(text: str) -> None:
     try:
-        problem = workloads.parse_shape(text)
+        problem = shapes.parse_shape(text)
     except UsageError:
         return
-    assert workloads.parse_shape(workloads.format_shape(problem)) == problem
+    assert shapes.parse_shape(shapes.format_shape(problem)) == problem
 
 
 def test_counts_name_the_option_and_the_entry() -> None:
-    assert workloads.parse_counts("--context", "4096,16k, 7") == (4096, 16_384, 7)
+    assert shapes.parse_counts("--context", "4096,16k, 7") == (4096, 16_384, 7)
     with pytest.raises(UsageError, match=r"--context '4,x': 'x' is no number"):
-        workloads.parse_counts("--context", "4,x")
+        shapes.parse_counts("--context", "4,x")
 
 
 def test_models_are_found_in_any_case_and_unknown_ones_get_the_nearest() -> None:
@@ -186,20 +186,54 @@ def test_a_workload_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_default_is_chosen_by_the_kind_of_device() -> None:
-    assert workloads.load_workload("default", on_cpu=True) == workloads.load_workload("default-cpu")
-    assert workloads.load_workload("default") == workloads.load_workload("default-gpu")
-    cached_tokens = [p.sequences * p.context for p in workloads.load_workload("default-cpu")]
+    on_cpu = workloads.default_problems("paged_decode", on_cpu=True)
+    assert on_cpu == workloads.load_workload("paged_decode-cpu")
+    on_gpu = workloads.default_problems("paged_decode", on_cpu=False)
+    assert on_gpu == workloads.load_workload("paged_decode-gpu")
+    cached_tokens = [p.sequences * p.context for p in on_cpu]
     assert max(cached_tokens) <= 2048, "a software driver must end the default in about a minute"
 
 
 def test_named_workloads_all_load_and_say_what_they_are() -> None:
     named = workloads.named_workloads()
-    assert set(named) >= {"default-cpu", "default-gpu", "h200-decode"}
+    assert "h200-decode" in named
     for name, summary in named.items():
         assert workloads.load_workload(name)
         assert summary
     with pytest.raises(UnknownNameError, match="did you mean h200-decode"):
         workloads.load_workload("h200")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_defaults_and_geometries(kind: str) -> None:
+    of_kind = KINDS[kind]
+    for problems in (
+        workloads.default_problems(kind, on_cpu=True),
+        workloads.default_problems(kind, on_cpu=False),
+        workloads.geometries(kind),
+    ):
+        assert problems
+        assert {type(problem) for problem in problems} == {of_kind}
+        for problem in problems:
+            assert shapes.parse_shape(shapes.format_shape(problem)) == problem
+    labels = [problem.label for problem in workloads.geometries(kind)]
+    assert len(set(labels)) == len(labels)
+
+
+def test_fields_name_every_problem() -> None:
+    text = "paged_decode:sequences=8,context=16k,query_heads=32,kv_heads=8,head_size=128"
+    assert shapes.parse_shape(text) == shapes.parse_shape("8x16k:h32/8:d128")
+    lengths = f"{text.replace('8,c', '2,c', 1)},lengths=list:16384,7"
+    assert shapes.parse_shape(lengths).context_lens().tolist() == [16384, 7]  # type: ignore[attr-defined]
+    for wrong, message in (
+        (text.replace("head_size=128", "head_siz=128"), "did you mean head_size"),
+        (text.replace(",head_size=128", ""), "needs head_size"),
+        (text.replace("=8,c", "=many,c"), "'many' is no number"),
+        (text + ",context=1", "context comes twice"),
+        ("paged_dcode:sequences=8", "did you mean paged_decode"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            shapes.parse_shape(wrong)
 
 
 def test_h200_decode_is_the_published_table() -> None:

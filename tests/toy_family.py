@@ -64,12 +64,17 @@ def _reference(operands: Operands) -> Reference:
     return Reference(outputs={"out": out}, bounds=_bounds(out.shape[:-1]))
 
 
-def _sampled(operands: Operands, groups: int) -> tuple[Reference, Any]:
+def _sampled(operands: Operands, groups: int) -> Reference:
     x = operands.inputs["x"]
     flat = x.reshape(-1, x.shape[-1]).astype(np.float64)
     indices = np.arange(min(groups, len(flat)))
     out = flat[indices] * operands.scalars["factor"]
-    return Reference(outputs={"out": out}, bounds=_bounds(out.shape[:-1])), indices
+    return Reference(
+        outputs={"out": out},
+        bounds=_bounds(out.shape[:-1]),
+        seen=lambda outputs: {"out": outputs["out"].reshape(-1, x.shape[-1])[indices]},
+        names={"out": indices},
+    )
 
 
 def _passes(candidate: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...]:

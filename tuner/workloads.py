@@ -1,4 +1,4 @@
-"""Where problems come from: shape texts, model names, workload files and named workloads.
+"""Where problems come from: model names, workload files and named workloads.
 
 A *workload* is a tuple of problems to tune for. Whatever is wrong with what the user wrote raises a
 `UsageError` that names the part, or an `InputFileError` with file and line.
@@ -7,6 +7,7 @@ A *workload* is a tuple of problems to tune for. Whatever is wrong with what the
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 import tomllib
 from collections.abc import Iterable
@@ -17,12 +18,10 @@ from typing import Any
 import msgspec
 
 from tuner.errors import InputFileError, UnknownNameError, UsageError
-from tuner.problems import PagedDecodeProblem
+from tuner.problems import KINDS, PagedDecodeProblem, Problem
+from tuner.shapes import made_problem
 
-SHAPE_SYNTAX = "SEQUENCESxCONTEXT:hQUERY/KV:dHEAD[:bBLOCK][:LENGTHS]"
-_LENGTH_KINDS = ("equal", "uniform", "lognormal", "straggler", "list")
 _GEOMETRY = ("query_heads", "kv_heads", "head_size")
-_TABLE_KEYS = ("model", *_GEOMETRY, "sequences", "context", "lengths", "block_size")
 _DATA = resources.files("tuner") / "data"
 
 
@@ -35,91 +34,6 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     head_size: int
     attention_layers: int
     note: str = ""
-
-
-# ------------------------------------------------------------------ shapes
-
-
-def parse_shape(text: str) -> PagedDecodeProblem:
-    """The problem that a shape text names, e.g. ``8x16k:h32/8:d128:b16:lognormal:128``.
-
-    The parts after the first come in any order, `LENGTHS` last; contexts may end in ``k`` (1,024).
-
-    Raises:
-        UsageError: the text is no shape; the message names the part at fault.
-    """
-    size, *parts = text.strip().split(":")
-    try:
-        fields: dict[str, Any] = _shape_size(size)
-        while parts:
-            if parts[0].lower() in _LENGTH_KINDS:
-                fields["lengths"], parts = ":".join(parts).lower(), []
-            else:
-                _add_shape_part(fields, parts.pop(0))
-        for name, part in (("query_heads", "hQUERY/KV"), ("head_size", "dHEAD")):
-            if name not in fields:
-                raise UsageError(f"part {part} is missing")
-        return PagedDecodeProblem(**fields)
-    except UsageError as error:
-        raise UsageError(f"shape {text!r}: {error}; write {SHAPE_SYNTAX}") from None
-
-
-def format_shape(problem: PagedDecodeProblem) -> str:
-    """The shape text of a problem: what `parse_shape` turns back into it."""
-    text = (
-        f"{problem.sequences}x{problem.context}:h{problem.query_heads}/{problem.kv_heads}"
-        f":d{problem.head_size}:b{problem.block_size}"
-    )
-    return text if problem.lengths == "equal" else f"{text}:{problem.lengths}"
-
-
-def _shape_size(part: str) -> dict[str, Any]:
-    match = re.fullmatch(r"(\d{1,10})x(\d{1,10}k?)", part.lower())
-    if not match:
-        raise UsageError(f"part {part!r} is not SEQUENCESxCONTEXT, such as 8x16384")
-    return {"sequences": int(match[1]), "context": parse_tokens(match[2])}
-
-
-def _add_shape_part(fields: dict[str, Any], part: str) -> None:
-    for pattern, names in (
-        (r"h(\d{1,9})/(\d{1,9})", ("query_heads", "kv_heads")),
-        (r"d(\d{1,9})", ("head_size",)),
-        (r"b(\d{1,9})", ("block_size",)),
-    ):
-        match = re.fullmatch(pattern, part.lower())
-        if match and names[0] in fields:
-            raise UsageError(f"part {part!r} comes twice")
-        if match:
-            fields.update(zip(names, map(int, match.groups()), strict=True))
-            return
-    raise UsageError(
-        f"part {part!r} is none of hQUERY/KV (h32/8), dHEAD (d128), bBLOCK (b16) "
-        f"or lengths ({', '.join(_LENGTH_KINDS)})"
-    )
-
-
-def parse_tokens(text: str) -> int:
-    """A number of tokens: ``16384`` or ``16k``.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    match = re.fullmatch(r"(\d{1,10})(k?)", text.strip().lower())
-    if not match:
-        raise UsageError(f"{text!r} is no number of tokens, such as 16384 or 16k")
-    return int(match[1]) * (1024 if match[2] else 1)
-
-
-def parse_counts(option: str, text: str) -> tuple[int, ...]:
-    """The numbers of a comma-separated list, as ``--context 4096,16k`` takes it.
-
-    Raises:
-        UsageError: an entry is no number; the message names `option` and the entry.
-    """
-    try:
-        return tuple(parse_tokens(part) for part in text.split(","))
-    except UsageError as error:
-        raise UsageError(f"{option} {text!r}: {error}") from None
 
 
 # ------------------------------------------------------------------ models
@@ -168,7 +82,7 @@ def model_problems(
     """
     shape = model(name)
     contexts = tuple(contexts)
-    return _distinct(
+    problems = [
         PagedDecodeProblem(
             sequences=count,
             context=context,
@@ -180,7 +94,8 @@ def model_problems(
         )
         for count in sequences
         for context in contexts
-    )
+    ]
+    return tuple(dict.fromkeys(problems))
 
 
 # ------------------------------------------------------------------ workload files
@@ -196,11 +111,20 @@ def named_workloads() -> dict[str, str]:
     }
 
 
-def load_workload(name: str, *, on_cpu: bool = False) -> tuple[PagedDecodeProblem, ...]:
+def default_problems(kind: str, *, on_cpu: bool) -> tuple[Problem, ...]:
+    """What problems of a kind are tuned where nothing is said: workload KIND-cpu or KIND-gpu."""
+    return load_workload(f"{kind}-{'cpu' if on_cpu else 'gpu'}")
+
+
+def geometries(kind: str) -> tuple[Problem, ...]:
+    """Small problems of a kind that differ in all that is compiled into kernels."""
+    return load_workload(f"{kind}-geometries")
+
+
+def load_workload(name: str) -> tuple[Problem, ...]:
     """The problems of a workload file, or of the named workload.
 
-    `name` is a path if it ends in ``.toml`` or has a folder in it. ``default`` stands for
-    ``default-cpu`` or ``default-gpu``, as `on_cpu` says.
+    `name` is a path if it ends in ``.toml`` or has a folder in it.
 
     Raises:
         UnknownNameError: no workload has that name.
@@ -209,14 +133,13 @@ def load_workload(name: str, *, on_cpu: bool = False) -> tuple[PagedDecodeProble
     if name.endswith(".toml") or len(Path(name).parts) > 1:
         return _read_file(Path(name))
     known = named_workloads()
-    chosen = f"default-{'cpu' if on_cpu else 'gpu'}" if name == "default" else name
-    if chosen not in known:
-        raise UnknownNameError("workload", name, ["default", *known, "FILE.toml"])
-    text = (_DATA / "workloads" / f"{chosen}.toml").read_text("utf-8")
-    return parse_workload(text, path=f"{chosen}.toml")
+    if name not in known:
+        raise UnknownNameError("workload", name, [*known, "FILE.toml"])
+    text = (_DATA / "workloads" / f"{name}.toml").read_text("utf-8")
+    return parse_workload(text, path=f"{name}.toml")
 
 
-def _read_file(path: Path) -> tuple[PagedDecodeProblem, ...]:
+def _read_file(path: Path) -> tuple[Problem, ...]:
     try:
         return parse_workload(path.read_text("utf-8"), path=path)
     except OSError as error:
@@ -226,7 +149,7 @@ def _read_file(path: Path) -> tuple[PagedDecodeProblem, ...]:
         raise InputFileError(path, "not UTF-8 text", line) from None
 
 
-def parse_workload(text: str, *, path: object) -> tuple[PagedDecodeProblem, ...]:
+def parse_workload(text: str, *, path: object) -> tuple[Problem, ...]:
     """The problems in the text of a workload file, each once, in order.
 
     Raises:
@@ -246,14 +169,14 @@ def parse_workload(text: str, *, path: object) -> tuple[PagedDecodeProblem, ...]
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         where = _line_of(text, "problem")
         raise InputFileError(path, "needs at least one [[problem]] table", where)
-    found: list[PagedDecodeProblem] = []
+    found: list[Problem] = []
     for place, table in enumerate(tables):
         try:
             found += _table_problems(table)
         except UsageError as error:
             key = error.key if isinstance(error, _KeyError) else str(error).split(" ", 1)[0]
             raise InputFileError(path, str(error), _line_of(text, key, place)) from None
-    return _distinct(found)
+    return tuple(dict.fromkeys(found))
 
 
 class _KeyError(UsageError):
@@ -264,20 +187,40 @@ class _KeyError(UsageError):
         super().__init__(message)
 
 
-def _table_problems(table: dict[str, Any]) -> list[PagedDecodeProblem]:
+def _table_problems(table: dict[str, Any]) -> list[Problem]:
+    """The problems of one table; `kind` says of which kind, decode steps if it is missing."""
+    fields = dict(table)
+    kind = fields.pop("kind", "paged_decode")
+    if kind not in KINDS:
+        raise _KeyError("kind", str(UnknownNameError("kind of problem", str(kind), KINDS)))
+    if kind == "paged_decode":
+        return _decode_problems(fields)
+    lists = {name: value for name, value in fields.items() if isinstance(value, list)}
+    for name, value in lists.items():
+        if not value:
+            raise _KeyError(name, f"{name} is an empty list")
+    return [
+        made_problem(kind, fields | dict(zip(lists, choice, strict=True)))
+        for choice in itertools.product(*lists.values())
+    ]
+
+
+def _decode_problems(table: dict[str, Any]) -> list[Problem]:
+    known = [field.name for field in msgspec.structs.fields(PagedDecodeProblem)]
     for key in table:
-        if key not in _TABLE_KEYS:
-            raise _KeyError(key, str(UnknownNameError("key", key, _TABLE_KEYS)))
+        if key not in ("model", *known):
+            raise _KeyError(key, str(UnknownNameError("key", key, ["kind", "model", *known])))
     geometry = _table_geometry(table)
+    block_size = _numbers(table, "block_size", default=16)[0]
+    contexts = _numbers(table, "context")
     lengths = table.get("lengths", "equal")
     if not isinstance(lengths, str):
         raise _KeyError("lengths", f"lengths is {lengths!r}, must be text such as 'lognormal:128'")
-    block_size = _numbers(table, "block_size", default=16)[0]
-    contexts = _numbers(table, "context")
+    handled = ("model", *_GEOMETRY, "block_size", "lengths", "sequences", "context")
+    others = {key: value for key, value in table.items() if key not in handled}
+    fields = {**others, **geometry, "block_size": block_size, "lengths": lengths}
     return [
-        PagedDecodeProblem(
-            sequences=count, context=context, block_size=block_size, lengths=lengths, **geometry
-        )
+        made_problem("paged_decode", {**fields, "sequences": count, "context": context})
         for count in _numbers(table, "sequences")
         for context in contexts
     ]
@@ -327,7 +270,3 @@ def _line_of(text: str, key: str, table: int | None = None) -> int | None:
         if assignment and assignment.match(lines[number]):
             return number + 1
     return fallback
-
-
-def _distinct(problems: Iterable[PagedDecodeProblem]) -> tuple[PagedDecodeProblem, ...]:
-    return tuple(dict.fromkeys(problems))

@@ -96,20 +96,23 @@ def families(
         if device is not None:
             raise
         note(f"no device, so the size of the legal spaces is unknown: {error}")
-    problem = choice.one(on_cpu=info is None or info.is_cpu)
-    described = [_describe_family(family, info, problem) for family in chosen]
+    on_cpu = info is None or info.is_cpu
+    described = [
+        _describe_family(family, info, choice.one(family, on_cpu=on_cpu)) for family in chosen
+    ]
     if json:
         print_json(described)
         return
     if name is not None:
         _print_family(described[0])
     if info is not None:
-        say(f"Legal variants for {problem.label} on {info.name}:")
+        say(f"Legal variants on {info.name}:")
     print_table(
-        ("family", "legal", "combinations", "parameters", "summary"),
+        ("family", "for problem", "legal", "combinations", "parameters", "summary"),
         [
             (
                 entry["family"],
+                entry["problem"].label,
                 "-" if entry["legal_variants"] is None else f"{entry['legal_variants']:,}",
                 f"{entry['combinations']:,}",
                 len(entry["parameters"]),
@@ -192,7 +195,7 @@ def show(
     chosen = kernels.family(family)
     info = find_device(device)
     choice = options.ProblemChoice(shapes=shape, models=model, sequences=sequences, context=context)
-    problem = choice.one(on_cpu=info.is_cpu)
+    problem = choice.one(chosen, on_cpu=info.is_cpu)
     values = chosen_variant(chosen, assignments, problem, info)
     passes = render_passes(chosen, values, problem, info)
     names = [each.declared.name for each in passes]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tuner.cli.session import Opened
     from tuner.kernels.base import Family, Values
-    from tuner.problems import PagedDecodeProblem
+    from tuner.problems import Problem
     from tuner.records import Calibration, Record
 
 
@@ -87,7 +87,7 @@ def bench(
     )
     with opened(device, cache=cache, in_process=in_process) as open_device:
         info = open_device.info
-        problems = choice.problems(on_cpu=info.is_cpu)
+        problems = choice.required(chosen, on_cpu=info.is_cpu)
         for problem in problems:
             if error := misfit(chosen, problem, info):
                 raise error
@@ -110,7 +110,7 @@ def bench(
 def _variants(
     family: Family,
     assignments: Sequence[str] | None,
-    problem: PagedDecodeProblem,
+    problem: Problem,
     info: Any,
     baseline: bool,
 ) -> list[Values]:
@@ -125,7 +125,7 @@ def _variants(
 def _timed(
     device: Opened,
     family: Family,
-    problem: PagedDecodeProblem,
+    problem: Problem,
     variants: Sequence[Values],
     calibration: Calibration,
 ) -> list[Record]:

@@ -11,7 +11,8 @@ import typer
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
-    from tuner.problems import PagedDecodeProblem
+    from tuner.kernels.base import Family
+    from tuner.problems import Problem
 
 Device = Annotated[
     str | None,
@@ -48,14 +49,15 @@ InProcess = Annotated[
     ),
 ]
 
-_PROBLEMS = "Problems"
+DEFAULT = "default"
+"""The workload that stands for the default problems of a family on the device at hand."""
 Shape = Annotated[
     list[str] | None,
     typer.Option(
         "--shape",
         metavar="SHAPE",
-        help="SEQUENCESxCONTEXT:hQUERY/KV:dHEAD[:bBLOCK][:LENGTHS], such as 8x16k:h32/8:d128; "
-        "repeatable.",
+        help="SEQUENCESxCONTEXT:hQUERY/KV:dHEAD[:bBLOCK][:LENGTHS], such as 8x16k:h32/8:d128, or "
+        "KIND:NAME=VALUE,…; repeatable.",
     ),
 ]
 Model = Annotated[
@@ -102,37 +104,62 @@ class ProblemChoice:
         """Whether the user chose at all."""
         return bool(self.shapes or self.models or self.workload)
 
-    def problems(self, *, on_cpu: bool) -> tuple[PagedDecodeProblem, ...]:
-        """The problems, each once, in the order of shapes, models, workload.
+    def problems(self, family: Family, *, on_cpu: bool) -> tuple[Problem, ...]:
+        """The problems for a family, each once, in the order of shapes, models, workload.
+
+        What the user named but the family does not solve is left out; where nothing is said, these
+        are the default problems of the family's kind.
 
         Raises:
             UsageError: something in what the user said is wrong.
         """
         from tuner import workloads
 
-        found = [workloads.parse_shape(text) for text in self.shapes or ()]
-        for name in self.models or ():
-            found += workloads.model_problems(
-                name,
-                sequences=workloads.parse_counts("--sequences", self.sequences),
-                contexts=workloads.parse_counts("--context", self.context),
-                lengths=self.lengths,
-                block_size=self.block_size,
-            )
-        if self.workload or not found:
-            found += workloads.load_workload(self.workload or "default", on_cpu=on_cpu)
-        return tuple(dict.fromkeys(found))
+        found = self._named()
+        if self.workload == DEFAULT or not self.said:
+            found += workloads.default_problems(family.kind, on_cpu=on_cpu)
+        return tuple(dict.fromkeys(p for p in found if isinstance(p, family.problem_type)))
 
-    def one(self, *, on_cpu: bool) -> PagedDecodeProblem:
-        """The one problem chosen; the first of the default workload if nothing is said.
+    def required(self, family: Family, *, on_cpu: bool) -> tuple[Problem, ...]:
+        """As `problems`, for a command about this family alone.
 
         Raises:
-            UsageError: several are.
+            UsageError: the family solves none of what the user named.
         """
-        found = self.problems(on_cpu=on_cpu)
+        found = self.problems(family, on_cpu=on_cpu)
+        if not found:
+            raise UsageError(
+                f"{family.name} solves problems of the kind {family.kind}, and none was given: "
+                f"write --shape {family.kind}:NAME=VALUE,…"
+            )
+        return found
+
+    def one(self, family: Family, *, on_cpu: bool) -> Problem:
+        """The one problem chosen for a family; the first of its defaults if nothing is said.
+
+        Raises:
+            UsageError: several are, or none that the family solves.
+        """
+        found = self.required(family, on_cpu=on_cpu)
         if self.said and len(found) > 1:
             raise UsageError(
                 f"{len(found)} problems where one is needed: give one --shape, or one --model with "
                 "one number in --sequences and in --context"
             )
         return found[0]
+
+    def _named(self) -> list[Problem]:
+        from tuner import shapes, workloads
+
+        found: list[Problem] = [shapes.parse_shape(text) for text in self.shapes or ()]
+        for name in self.models or ():
+            found += workloads.model_problems(
+                name,
+                sequences=shapes.parse_counts("--sequences", self.sequences),
+                contexts=shapes.parse_counts("--context", self.context),
+                lengths=self.lengths,
+                block_size=self.block_size,
+            )
+        if self.workload not in (None, DEFAULT):
+            found += workloads.load_workload(self.workload)
+        return found

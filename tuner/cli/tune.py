@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 CPU_SECONDS, GPU_SECONDS = 30.0, 40.0
 """Seconds for each problem where no budget is given."""
 INTERRUPTED = 130
+DEFAULT_FAMILY, EVERY = "paged_decode_q8", "all"
 STUDIES = "studies.jsonl"
 
 
@@ -40,7 +41,11 @@ def tune(
     device: options.Device = None,
     family: Annotated[
         list[str] | None,
-        typer.Option("--family", metavar="FAMILY", help="Repeatable; default: all families."),
+        typer.Option(
+            "--family",
+            metavar="FAMILY",
+            help=f"Repeatable, or {EVERY}; default: {DEFAULT_FAMILY}.",
+        ),
     ] = None,
     shape: options.Shape = None,
     model: options.Model = None,
@@ -137,13 +142,15 @@ def _tasks(
     from tuner import kernels
     from tuner.cli.session import misfit
 
-    families = [kernels.family(name) for name in dict.fromkeys(names or ())] or kernels.families()
-    problems = choice.problems(on_cpu=info.is_cpu)
+    if EVERY in (names or ()):
+        families, problems_of = kernels.families(), choice.problems
+    else:
+        wanted = dict.fromkeys(names or (DEFAULT_FAMILY,))
+        families, problems_of = tuple(map(kernels.family, wanted)), choice.required
     tasks: list[Task] = [
         (family, problem)
         for family in families
-        for problem in problems
-        if isinstance(problem, family.problem_type)
+        for problem in problems_of(family, on_cpu=info.is_cpu)
     ]
     for family, problem in tasks:
         if error := misfit(family, problem, info):

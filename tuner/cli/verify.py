@@ -24,13 +24,8 @@ if TYPE_CHECKING:
     from tuner.device_info import DeviceInfo
     from tuner.evaluate import Findings
     from tuner.kernels.base import Family, Values
-    from tuner.problems import PagedDecodeProblem
+    from tuner.problems import Problem
 
-SHAPE, CPU_SHAPE = "1x1024:h16/2:d128", "1x1024:h8/2:d64"
-"""What variants are run on if nothing is said: large enough that every value of a parameter has its
-use; smaller for CPU drivers, which take seconds to compile a kernel of much unrolled code."""
-GEOMETRIES = "geometries"
-"""The named workload of unusual geometries, each of which a few variants are run on."""
 FEW = 4
 MOST_THREADS = 8
 MOST_CPU_DEVICES = 4
@@ -41,7 +36,7 @@ class _Batch:
     """Variants of one family to verify on one problem."""
 
     family: Family
-    problem: PagedDecodeProblem
+    problem: Problem
     variants: Sequence[Values]
 
 
@@ -119,9 +114,8 @@ def verify(
 ) -> None:
     """Check variants on the device against the oracle.
 
-    Without --shape or --model they are run on one small shape, and a few of them on unusual
-    geometries: other head sizes, block sizes and numbers of query heads per KV head. Exit code 1
-    if any answer is wrong.
+    Without --shape or --model they are run on the first of the family's small geometries (workload
+    KIND-geometries), and a few of them on each of the others. Exit code 1 if any answer is wrong.
     """
     from tuner import kernels
 
@@ -183,20 +177,21 @@ def _batches(
     from tuner import workloads
     from tuner.cli.session import misfit
 
-    shape = CPU_SHAPE if info.is_cpu else SHAPE
-    problem = choice.one(on_cpu=info.is_cpu) if choice.said else workloads.parse_shape(shape)
+    problem, *others = (
+        (choice.one(family, on_cpu=info.is_cpu),)
+        if choice.said
+        else workloads.geometries(family.kind)
+    )
     if error := misfit(family, problem, info):
         raise error
     batches = [_batch(family, problem, info, count, seed)]
-    if not choice.said and count != "all" and isinstance(problem, family.problem_type):
-        batches += [
-            _batch(family, other, info, FEW, seed) for other in workloads.load_workload(GEOMETRIES)
-        ]
+    if count != "all":
+        batches += [_batch(family, other, info, FEW, seed) for other in others]
     return batches
 
 
 def _batch(
-    family: Family, problem: PagedDecodeProblem, info: DeviceInfo, count: int | str, seed: int
+    family: Family, problem: Problem, info: DeviceInfo, count: int | str, seed: int
 ) -> _Batch:
     """The variants that `count` means; a number always has the baseline and a start among them."""
     import numpy as np

@@ -181,6 +181,7 @@ def compile_passes(
         ),
         bindings=tuple(binding.buffer for binding in family.bindings),
         scratch_bytes=family.scratch_bytes(candidate),
+        counters=tuple(name for name, role in family.buffers.items() if role == "counter"),
     )
     return Built(job=job, passes=passes, compile_seconds=sum(c.seconds for c in compiled))
 
@@ -207,17 +208,25 @@ def variant_key(
 ) -> str:
     """The identity under which nothing is measured twice, 32 hex digits.
 
-    A hash of family, canonical values, problem, rendered sources, launch geometry, compiler, device
-    and driver: whatever could change the kernel or its speed changes the key.
+    A hash of family, problem, what is launched (rendered sources, workgroup counts, push constants,
+    subgroup size), compiler, device and driver: whatever could change the kernel or its speed
+    changes the key. Values that come to the same launch are the same variant; where nothing was
+    rendered, the values stand for it.
     """
     device = candidate.device
     launches = [
-        (p.rendered.text, p.declared.groups, p.declared.subgroup_size or 0, p.declared.name)
+        (
+            p.rendered.text,
+            p.declared.groups,
+            sorted(p.declared.push.items()),
+            p.declared.subgroup_size or 0,
+            p.declared.name,
+        )
         for p in passes
     ]
     identity = (
         family.name,
-        sorted(canonical(family, candidate.values).items()),
+        [] if passes else sorted(canonical(family, candidate.values).items()),
         candidate.problem.key,
         launches,
         compiler_identity,

@@ -9,10 +9,8 @@ import functools
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tuner.device_info import DeviceInfo
 from tuner.kernels.base import ArithmeticClass, Family, Operands, Reference, ValidationCase
@@ -97,25 +95,18 @@ class ResidentCases:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedWorkload:
-    """The operands that are timed, on the device in `copies`, with the answer to a few groups.
-
-    `indices` are the sampled groups in an output flattened to [groups, last axis].
-    """
+    """The operands that are timed, on the device in `copies`, with the answer to a few groups."""
 
     workload: str
     copies: int
     reference: Reference
-    indices: npt.NDArray[Any]
 
     def verdict(self, runner: Runner, job: Job, arithmetic: ArithmeticClass) -> Verdict:
         """Launch once and judge the sampled groups. Raises what `Runner.execute` raises."""
         execution = runner.execute(job, self.workload)
-        sampled = {
-            name: array.reshape(-1, array.shape[-1])[self.indices]
-            for name, array in execution.outputs.items()
-        }
         case = "timed operands (sampled)"
-        return _broken_guards(execution, case) or judge(sampled, self.reference, arithmetic, case)
+        broken = _broken_guards(execution, case)
+        return broken or judge(execution.outputs, self.reference, arithmetic, case)
 
 
 def load_timed(
@@ -133,14 +124,13 @@ def load_timed(
         OutOfMemoryError: not even one copy fits.
     """
     copies = copies_for(operand_bytes(operands), runner.info, footprint_bytes)
-    reference, indices = family.sampled_reference(operands, sampled_groups)
+    reference = family.sampled_reference(operands, sampled_groups)
     workload = f"{family.name}/{TIMING_INPUTS}/{problem.key}"
     runner.load(workload, operands.inputs, output_specs(operands), copies=copies)
     return TimedWorkload(
         workload=workload,
         copies=copies,
         reference=with_cached_bounds(reference),
-        indices=indices,
     )
 
 
@@ -183,8 +173,11 @@ def with_cached_bounds(reference: Reference) -> Reference:
 
 
 def _broken_guards(execution: Execution, case: str) -> Verdict | None:
-    if not execution.broken_guards:
+    if execution.broken_guards:
+        message = f"case {case}: wrote past the end of {', '.join(execution.broken_guards)}"
+    elif execution.dirty_counters:
+        message = f"case {case}: left {', '.join(execution.dirty_counters)} other than zero"
+    else:
         return None
-    message = f"case {case}: wrote past the end of {', '.join(execution.broken_guards)}"
     check = Check(cases=1, error=0.0, bound=0.0, worst=message)
     return Verdict(ok=False, check=check, message=message)

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 
 from tuner.errors import InputFileError, UnknownNameError, UsageError
+from tuner.kernels.base import BufferRole
 from tuner.problems import AnyProblem, Problem
 
 FORMAT_VERSION = 1
@@ -54,7 +55,7 @@ class AbiBinding(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     buffer: str
     element: str
-    role: Literal["input", "output", "scratch"]
+    role: BufferRole
 
 
 class AbiPushConstant(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,8 +197,8 @@ class BestConfig(msgspec.Struct, frozen=True, kw_only=True):
     def lookup(self, family: str, problem: Problem) -> Match:
         """The entry for a problem: the very problem if it was tuned, else the nearest.
 
-        All fields but `sequences`, `context` and `lengths` must be equal: they are compiled into
-        the kernels. Among these entries the distance is counted in doublings,
+        All fields but the problem's `SIZES` and `lengths` must be equal: they are compiled into the
+        kernels. Among these entries the distance is counted in doublings, for decode steps
         ``abs(log2(sequences ratio)) + abs(log2(context ratio))`` with a context of 0 counted as 1.
         Equal distances go to the entry with the same `lengths`, then to the longer context, then to
         more sequences. A nearest entry is launched by its `dispatch` rule, not by its `groups`.
@@ -287,21 +288,20 @@ def _line(data: bytes, message: str) -> int:
 
 def _geometry(problem: Problem) -> dict[str, Any]:
     fields = msgspec.to_builtins(problem)
-    lengths = ("sequences", "context", "lengths")
-    return {name: value for name, value in fields.items() if name not in lengths}
+    free = (*problem.SIZES, "lengths")
+    return {name: value for name, value in fields.items() if name not in free}
 
 
 def _words(geometry: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in geometry.items() if name != "kind")
 
 
-def _nearness(candidate: AnyProblem, wanted: Any) -> tuple[float, bool, int, int]:
+def _nearness(candidate: Problem, wanted: Problem) -> tuple[float, bool, list[int]]:
     """Sort key: the smallest is the nearest. Both have the same geometry, so the same type."""
-    sequences = math.log2(candidate.sequences / wanted.sequences)
-    context = math.log2(max(1, candidate.context) / max(1, wanted.context))
-    return (
-        abs(sequences) + abs(context),
-        candidate.lengths != wanted.lengths,
-        -candidate.context,
-        -candidate.sequences,
+    doublings = (
+        abs(math.log2(max(1, getattr(candidate, name)) / max(1, getattr(wanted, name))))
+        for name in candidate.SIZES
     )
+    lengths = [getattr(problem, "lengths", None) for problem in (candidate, wanted)]
+    larger = [-int(getattr(candidate, name)) for name in reversed(candidate.SIZES)]
+    return sum(doublings), lengths[0] != lengths[1], larger

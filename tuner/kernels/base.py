@@ -20,6 +20,8 @@ Value = int | str
 Values = Mapping[str, Value]
 Array = npt.NDArray[Any]
 
+BufferRole = Literal["input", "output", "scratch", "state", "counter"]
+
 ArithmeticClass = Literal[
     "f32", "f16", "int8_one_term", "int8_two_terms", "f16_matrix", "int8_matrix"
 ]
@@ -69,18 +71,20 @@ class Binding:
     """One storage-buffer binding; its number is its place in `Family.bindings`.
 
     Several bindings may view one `buffer` with different element types (`uint` and `uvec4`).
-    `role` says who fills the buffer: "input" the host, "output" and "scratch" the kernel.
+    `role` says who fills the buffer: "input" the host, "output" and "scratch" the kernel; "state"
+    comes from the host and is written too; "counter" is scratch that is all zero before a launch,
+    and that the kernel leaves all zero.
     """
 
     name: str
     buffer: str
     element: str
-    role: Literal["input", "output", "scratch"]
+    role: BufferRole
 
     @property
     def access(self) -> str:
         """The GLSL memory qualifier."""
-        return "readonly" if self.role == "input" else "coherent" if self.role == "scratch" else ""
+        return {"input": "readonly", "counter": "coherent"}.get(self.role, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +129,9 @@ class DispatchRule:
 class Operands:
     """What one launch reads and writes: arrays as the device sees them, and the host's scalars.
 
-    `inputs` by buffer name; `outputs` by buffer name as (shape, dtype); `scalars` are what the host
-    passes beside them (strides, softmax scale …) and what the oracle needs too.
+    `inputs` by buffer name; `outputs` by buffer name as (shape, dtype); a buffer of role "state" is
+    in both, with what it holds before a launch. `scalars` are what the host passes beside them
+    (strides, softmax scale …) and what the oracle needs too.
     """
 
     inputs: dict[str, Array]
@@ -138,12 +143,21 @@ class Operands:
 class Reference:
     """The oracle's answer for one set of operands, float64.
 
-    `outputs` by buffer name. `bounds` by buffer name and arithmetic class: what error norm each
-    group of elements may have (shape of the output without its last axis); see `tuner.oracle`.
+    `outputs` by name. `bounds` by name and arithmetic class: what error norm each group of elements
+    may have (shape of the output without its last axis); see `tuner.oracle`. What must be equal has
+    a bound of 0; where each element has a bound of its own, the last axis has length 1.
+
+    `seen` makes, from the output buffers as the device left them, the arrays that are compared:
+    codes out of packed words, a few rows of a large output. `names` are what messages call the
+    groups of each output, where that is not their index. A group wanted all zero must be zero,
+    unless its output is in `zero_may_differ`.
     """
 
     outputs: dict[str, Array]
     bounds: Callable[[ArithmeticClass], dict[str, Array]]
+    seen: Callable[[Mapping[str, Array]], Mapping[str, Array]] = dict
+    names: Mapping[str, Array] = field(default_factory=dict)
+    zero_may_differ: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,13 +196,12 @@ class Family:
     passes: Callable[[Candidate, Mapping[str, int | float]], tuple[Pass, ...]]
     """The launches of a candidate, in order, given the operands' scalars."""
     scratch_bytes: Callable[[Candidate], dict[str, int]]
-    """Bytes the candidate needs of each scratch buffer (at least 4)."""
+    """Bytes the candidate needs of each scratch and counter buffer (at least 4)."""
     operands: Callable[[Any, str, int], Operands]
     """Operands for (problem, kind of inputs, seed); the same arguments give the same arrays."""
     reference: Callable[[Operands], Reference]
-    sampled_reference: Callable[[Operands, int], tuple[Reference, Array]]
-    """The oracle on a few groups of a large problem, and the indices of these groups in the output
-    flattened to [groups, last axis]: (operands, how many) -> (reference, indices)."""
+    sampled_reference: Callable[[Operands, int], Reference]
+    """The oracle on a few groups of a large problem: (operands, how many)."""
     validation_cases: Callable[[Any], tuple[ValidationCase, ...]]
     """Small problems of the same geometry as the given one that exercise every code path."""
     bytes_moved: Callable[[Any], int]
@@ -200,6 +213,11 @@ class Family:
     validated_as: Callable[[Candidate], Values] | None = None
     """The values under which a candidate is launched on the validation cases: the very same
     kernels, where its own values would choose others for problems that small. None: its own."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of its problems, as records, shape texts and workload files name it."""
+        return str(self.problem_type.__struct_config__.tag)
 
     def timing_scalars(self, problem: Problem) -> dict[str, int | float]:
         """The scalars of the operands of kind "timing"."""
@@ -233,6 +251,6 @@ class Family:
         }
 
     @property
-    def buffers(self) -> dict[str, Literal["input", "output", "scratch"]]:
+    def buffers(self) -> dict[str, BufferRole]:
         """Every buffer of the family once, with its role, in binding order."""
         return {binding.buffer: binding.role for binding in self.bindings}

@@ -6,7 +6,8 @@ poison elsewhere has no way in.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,15 +46,15 @@ def decode_reference(operands: Operands) -> Reference:
     return reference_of(out.reshape(sequences, heads, head_size), bounds)
 
 
-def sampled_decode_reference(operands: Operands, count: int) -> tuple[Reference, Array]:
+def sampled_decode_reference(operands: Operands, count: int) -> Reference:
     """The oracle on some pairs of a sequence and a KV head, for launches too large to redo.
 
     `count` pairs, or as many of them as hold `SAMPLED_TOKENS` tokens in all: at 131,072 tokens one
     pair costs seconds.
 
     Takes the first and the last pair, those of the longest and the shortest sequence, and others at
-    random (but always the same). Returns outputs [rows, D] with bounds [rows], and the indices of
-    these rows in the output flattened to [S * H, D].
+    random (but always the same). The reference's output is [rows, D]: rows of the output flattened
+    to [S * H, D], which messages call by their indices there.
     """
     heads, head_size = operands.outputs["out"][0][1:]
     kv_heads = int(operands.scalars["num_kv_heads"])
@@ -70,8 +71,13 @@ def sampled_decode_reference(operands: Operands, count: int) -> tuple[Reference,
     def bounds(arithmetic: ArithmeticClass) -> Floats:
         return np.concatenate([error_bounds(arithmetic, groups(p)) for p in pairs]).ravel()
 
-    indices = (np.array(pairs)[:, None] * group + np.arange(group)).ravel()
-    return reference_of(out.reshape(-1, head_size), bounds), indices
+    rows = (np.array(pairs)[:, None] * group + np.arange(group)).ravel()
+
+    def seen(outputs: Mapping[str, Array]) -> dict[str, Array]:
+        return {"out": outputs["out"].reshape(-1, head_size)[rows]}
+
+    reference = reference_of(out.reshape(-1, head_size), bounds)
+    return replace(reference, seen=seen, names={"out": rows})
 
 
 def decode_partial(operands: Operands, sequence: int, start: int, stop: int) -> Partial:

@@ -35,27 +35,25 @@ def judge(
     reference: Reference,
     arithmetic: ArithmeticClass,
     case: str,
-    *,
-    indices: Array | None = None,
 ) -> Verdict:
     """Compare outputs with the reference, group by group (a group is one vector of the last axis).
 
     A group is right if the 2-norm of its error is within the bound of the arithmetic class. A group
-    wanted all zero must be exactly zero. NaN is never right. `check` holds the group with the
-    largest share of its bound, both figures relative to the wanted norm (absolute if that is 0).
-    `indices` are what messages call the groups of a sample, where the reference is one.
+    wanted all zero must be exactly zero, unless the reference says otherwise. NaN is never right.
+    `check` holds the group with the largest share of its bound, both figures relative to the wanted
+    norm (absolute if that is 0).
 
     Raises:
         ValueError: an output is missing or has another shape than the reference.
     """
     bounds, verdicts = reference.bounds(arithmetic), []
+    seen = reference.seen(outputs)
     for name, wanted in reference.outputs.items():
-        got = outputs.get(name)
+        got = seen.get(name)
         if got is None or got.shape != wanted.shape:
             found = "missing" if got is None else f"of shape {got.shape}"
             raise ValueError(f"case {case}: output {name} is {found}, wanted {wanted.shape}")
-        label = f"case {case}: {name}"
-        verdicts.append(_judge_buffer(label, got, wanted, bounds[name], indices))
+        verdicts.append(_judge_output(f"case {case}: {name}", got, reference, name, bounds[name]))
     return max(verdicts, key=lambda verdict: _share(verdict.check))
 
 
@@ -81,21 +79,21 @@ def _share(check: Check) -> float:
     return float("inf") if check.error else 0.0
 
 
-def _judge_buffer(
-    label: str, got: Array, wanted: Array, bound: Array, indices: Array | None
-) -> Verdict:
+def _judge_output(label: str, got: Array, reference: Reference, name: str, bound: Array) -> Verdict:
+    wanted, names = reference.outputs[name], reference.names.get(name)
     if not wanted.size:
         check = Check(cases=1, error=0.0, bound=0.0, worst=f"{label} is empty")
         return Verdict(ok=True, check=check, message=check.worst)
     width = wanted.shape[-1]
     got_rows, wanted_rows = got.reshape(-1, width), wanted.reshape(-1, width)
     error, norm = _norms(got_rows, wanted_rows)
-    allowed = np.where(norm > 0, bound.ravel(), 0.0)
+    lenient = name in reference.zero_may_differ
+    allowed = bound.ravel() if lenient else np.where(norm > 0, bound.ravel(), 0.0)
     with np.errstate(over="ignore"):
         share = np.divide(error, allowed, out=np.where(error > 0, np.inf, 0.0), where=allowed > 0)
     worst, wrong = int(share.argmax()), int((share > 1).sum())
     unit = float(norm[worst]) or 1.0
-    group = np.unravel_index(worst, wanted.shape[:-1]) if indices is None else (indices[worst],)
+    group = np.unravel_index(worst, wanted.shape[:-1]) if names is None else (names[worst],)
     place = ", ".join(map(str, group))
     check = Check(
         cases=1,

@@ -9,7 +9,7 @@ from tuner.results import Outcome
 
 
 def in_order(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """By family, head geometry, sequences, then context."""
+    """By family, then as the problem's kind orders them."""
     return sorted(outcomes, key=_order)
 
 
@@ -24,14 +24,4 @@ def names(outcomes: Iterable[Outcome]) -> list[str]:
 
 
 def _order(outcome: Outcome) -> tuple[Any, ...]:
-    problem: Any = outcome.problem
-    return (
-        outcome.family,
-        problem.head_size,
-        problem.query_heads // problem.kv_heads,
-        problem.kv_heads,
-        problem.sequences,
-        problem.context,
-        problem.lengths,
-        problem.block_size,
-    )
+    return (outcome.family, outcome.problem.order)

@@ -133,19 +133,14 @@ class _Panel(NamedTuple):
 
 def _panels(listed: Sequence[Outcome]) -> list[_Panel]:
     groups: dict[tuple[Any, ...], dict[str, dict[int, float]]] = {}
-    several = len({(o.family, _heads(o.problem)) for o in listed}) > 1
     for outcome in listed:
-        problem: Any = outcome.problem
-        spread = "" if problem.lengths == "equal" else f", {problem.lengths.split(':')[0]} lengths"
-        name = f"{problem.sequences} sequence{'s' if problem.sequences > 1 else ''}{spread}"
-        if several:
-            name = f"GQA {problem.group}, {name}"
-        key = (name, outcome.family, _heads(problem), problem.block_size, problem.lengths)
+        problem = outcome.problem
+        key = (problem.series, outcome.family, problem.order[:-1])
         for record in outcome.records:
             if is_timed(record) and record.utilisation is not None:
                 line = groups.setdefault(key, {}).setdefault(_strategy(record), {})
-                known = line.get(problem.context, 0.0)
-                line[problem.context] = max(known, 100 * record.utilisation)
+                known = line.get(problem.extent, 0.0)
+                line[problem.extent] = max(known, 100 * record.utilisation)
     return [
         _Panel(str(key[0]), {name: sorted(line.items()) for name, line in sorted(lines.items())})
         for key, lines in groups.items()
@@ -160,10 +155,6 @@ def _looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
         name: {"color": colours[i % len(colours)], "marker": style.MARKERS[i % len(style.MARKERS)]}
         for i, name in enumerate(ordered)
     }
-
-
-def _heads(problem: Any) -> tuple[int, int, int]:
-    return (problem.query_heads, problem.kv_heads, problem.head_size)
 
 
 def _strategy(record: Record) -> str:

@@ -36,15 +36,19 @@ def run_checked(
 
     guards = [region for buffer in buffers.values() for region in buffer.guards]
     payloads = [buffers[name].contents for name in outputs]
-    read = staging.read(commands, "one launch", record, [*guards, *payloads])
+    counters = [name for name, buffer in buffers.items() if buffer.role == "counter"]
+    counts = [buffers[name].contents for name in counters]
+    read = staging.read(commands, "one launch", record, [*guards, *payloads, *counts])
     broken = _broken(buffers, read[: len(guards)])
+    contents, counted = read[len(guards) :][: len(payloads)], read[len(guards) + len(payloads) :]
     arrays: dict[str, Array] = {}
-    for (name, spec), content in zip(outputs.items(), read[len(guards) :], strict=True):
+    for (name, spec), content in zip(outputs.items(), contents, strict=True):
         if (content[spec.nbytes :] != POISON_BYTE).any():
             broken.add(name)
         arrays[name] = content[: spec.nbytes].view(np.dtype(spec.dtype)).reshape(spec.shape)
     in_order = tuple(name for name in buffers if name in broken)
-    return Execution(outputs=arrays, broken_guards=in_order)
+    dirty = tuple(name for name, each in zip(counters, counted, strict=True) if each.any())
+    return Execution(outputs=arrays, broken_guards=in_order, dirty_counters=dirty)
 
 
 def _broken(buffers: Mapping[str, Guarded], guards: Sequence[Bytes]) -> set[str]:

@@ -8,7 +8,7 @@ a write past the end.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +17,18 @@ import numpy as np
 from tuner import _vk
 from tuner._memory import Arena, Memory
 from tuner.errors import OutOfMemoryError, UsageError
+from tuner.kernels.base import BufferRole
 from tuner.runner._commands import Commands
 from tuner.runner._staging import Bytes, Region, Staging, copy_region
-from tuner.runner.protocol import Array, BufferRole, OutputSpec
+from tuner.runner.protocol import Array, OutputSpec
 
 GUARD_BYTES = 4096
 GUARD_WORDS: dict[BufferRole, int] = {
     "input": 0xFFC0DEAD,
     "output": 0xFFC1BEEF,
     "scratch": 0xFFC2FACE,
+    "state": 0xFFC3CAFE,
+    "counter": 0xFFC4D00D,
 }
 """NaNs as float32, and different ones: arithmetic passes a NaN's bits on, so that a kernel which
 reads one guard and writes another would otherwise leave no trace."""
@@ -35,12 +38,16 @@ POISON_BYTE = 0xFF
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """A payload of `nbytes` between guards, `base` bytes into a Vulkan buffer."""
+    """A payload of `nbytes` between guards, `base` bytes into a Vulkan buffer.
+
+    `origin` holds what a buffer of role "state" contains before a launch.
+    """
 
     buffer: Any
     nbytes: int
     role: BufferRole
     base: int = 0
+    origin: Guarded | None = None
 
     @property
     def padded(self) -> int:
@@ -84,10 +91,15 @@ class Guarded:
         for buffer, offset, nbytes in self.guards:
             _vk.lib.vkCmdFillBuffer(recording, buffer, offset, nbytes, GUARD_WORDS[self.role])
 
-    def record_poison(self, recording: Any) -> None:
-        """Record a fill of the payload with all ones."""
-        if self.padded:
-            _vk.lib.vkCmdFillBuffer(recording, self.buffer, self.payload, self.padded, POISON_WORD)
+    def record_contents(self, recording: Any) -> None:
+        """Record what the payload holds before a launch: poison, unless its role says otherwise."""
+        if self.role == "input" or not self.padded:
+            return
+        if self.origin is not None:
+            copy_region(recording, self.origin.contents, self.buffer, self.payload)
+            return
+        word = 0 if self.role == "counter" else POISON_WORD
+        _vk.lib.vkCmdFillBuffer(recording, self.buffer, self.payload, self.padded, word)
 
 
 def guarded_bytes(nbytes: int) -> int:
@@ -114,21 +126,35 @@ class Workload:
     ) -> None:
         if copies < 1:
             raise UsageError(f"copies is {copies}, must be at least 1")
-        both = sorted(inputs.keys() & outputs.keys())
-        if both:
-            raise UsageError(f"{', '.join(both)}: an operand cannot be both input and output")
+        for key in inputs.keys() & outputs.keys():
+            if inputs[key].nbytes != outputs[key].nbytes:
+                raise UsageError(
+                    f"{key} has {inputs[key].nbytes} bytes going in and {outputs[key].nbytes} "
+                    "coming out: state must keep its size"
+                )
         self.outputs = dict(outputs)
         self.copies: tuple[dict[str, Guarded], ...] = ()
         self._name = f"workload {name!r}" + (f" in {copies} copies" if copies > 1 else "")
         self._count = copies
         self._inputs = {key: array.nbytes for key, array in inputs.items()}
         self._sizes = self._inputs | {key: spec.nbytes for key, spec in outputs.items()}
+        self._origins: dict[str, Guarded] = {}
         self._arena: Arena | None = None
 
     @property
     def total_bytes(self) -> int:
-        """Device memory it takes: all copies, with guards."""
-        return self._count * sum(map(guarded_bytes, self._sizes.values()))
+        """Device memory it takes: all copies and the state's origins, with guards."""
+        copies = self._count * sum(map(guarded_bytes, self._sizes.values()))
+        return copies + sum(guarded_bytes(self._sizes[name]) for name in self._state)
+
+    @property
+    def _state(self) -> list[str]:
+        return [name for name in self._inputs if name in self.outputs]
+
+    def _role(self, name: str) -> BufferRole:
+        if name not in self._inputs:
+            return "output"
+        return "state" if name in self.outputs else "input"
 
     def require(self, memory: Memory, *, replacing: Workload | None = None) -> None:
         """Refuse beforehand what does not fit, given that `replacing` makes room.
@@ -147,11 +173,18 @@ class Workload:
             OutOfMemoryError: the driver has less than it said.
         """
         sizes = [guarded_bytes(size) for size in self._sizes.values()]
-        self._arena = Arena(memory, self._name, sizes * self._count)
-        handles = iter(self._arena.buffers)
+        origins = [guarded_bytes(self._sizes[name]) for name in self._state]
+        self._arena = Arena(memory, self._name, sizes * self._count + origins)
+        (*handles,) = self._arena.buffers
+        first_origin = len(sizes) * self._count
+        self._origins = {
+            name: Guarded(handle, self._sizes[name], "input")
+            for name, handle in zip(self._state, handles[first_origin:], strict=True)
+        }
+        left = iter(handles)
         self.copies = tuple(
             {
-                name: Guarded(next(handles), size, "input" if name in self._inputs else "output")
+                name: Guarded(next(left), size, self._role(name), origin=self._origins.get(name))
                 for name, size in self._sizes.items()
             }
             for _ in range(self._count)
@@ -164,7 +197,8 @@ class Workload:
             target = first[name]
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             staging.write(target.buffer, target.payload, data)
-            padding = np.frombuffer(GUARD_WORDS["input"].to_bytes(4, "little"), np.uint8)
+            word = POISON_WORD if name in self.outputs else GUARD_WORDS["input"]
+            padding = np.frombuffer(word.to_bytes(4, "little"), np.uint8)
             missing = target.padded - target.nbytes
             staging.write(target.buffer, target.tail - missing, padding[4 - missing :])
         self._seal(staging, commands)
@@ -184,12 +218,12 @@ class Workload:
             for buffer, offset, nbytes in target.guards:
                 staging.fill(buffer, offset, nbytes, GUARD_WORDS[target.role])
         staging.flush()
-        if len(self.copies) > 1:
+        if len(self.copies) > 1 or self._origins:
             commands.run("copying operands", self._record_replication)
 
     def _record_replication(self, recording: Any) -> None:
-        for copy in self.copies[1:]:
-            for name in self._inputs:
+        for copy in (*self.copies[1:], self._origins):
+            for name in self._inputs.keys() & copy.keys():
                 source, target = self.copies[0][name], copy[name]
                 if source.padded:
                     copy_region(recording, source.contents, target.buffer, target.payload)
@@ -198,7 +232,7 @@ class Workload:
         """Free the memory; the device must not use it any more."""
         if self._arena is not None:
             self._arena.close()
-            self._arena, self.copies = None, ()
+            self._arena, self.copies, self._origins = None, (), {}
 
 
 class Scratch:
@@ -209,8 +243,11 @@ class Scratch:
         self._arena: Arena | None = None
         self._capacity = 0
 
-    def layout(self, sizes: Mapping[str, int], commands: Commands) -> dict[str, Guarded]:
-        """Buffers of these sizes in bytes. What was laid out before is overlaid.
+    def layout(
+        self, sizes: Mapping[str, int], counters: Collection[str], commands: Commands
+    ) -> dict[str, Guarded]:
+        """Buffers of these sizes in bytes, some of them counters. What was laid out before is
+        overlaid.
 
         Raises:
             OutOfMemoryError: the region cannot grow that far.
@@ -222,7 +259,9 @@ class Scratch:
         arena = self._grown(sum(spans), commands)
         bases = itertools.accumulate(spans, initial=0)
         return {
-            name: Guarded(arena.buffers[0], size, "scratch", base)
+            name: Guarded(
+                arena.buffers[0], size, "counter" if name in counters else "scratch", base
+            )
             for (name, size), base in zip(sizes.items(), bases, strict=False)
         }
 
@@ -257,11 +296,10 @@ def require_bindable(memory: Memory, what: str, sizes: Mapping[str, int]) -> Non
 
 
 def record_fresh(recording: Any, buffers: Iterable[Guarded]) -> None:
-    """Record what makes a launch checkable: guards anew, everything that is written poisoned."""
+    """Record what makes a launch checkable: guards anew, and what it may write as it shall be."""
     for buffer in buffers:
         buffer.record_guards(recording)
-        if buffer.role != "input":
-            buffer.record_poison(recording)
+        buffer.record_contents(recording)
 
 
 def _aligned(nbytes: int) -> int:

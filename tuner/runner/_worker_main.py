@@ -149,7 +149,12 @@ def _answer(runner: Runner, request: Any, descriptor: int | None) -> tuple[objec
         case Execute():
             execution = runner.execute(request.job, request.workload)
             outputs, made = pack("outputs", execution.outputs)
-            return Executed(outputs=outputs, broken_guards=execution.broken_guards), made
+            executed = Executed(
+                outputs=outputs,
+                broken_guards=execution.broken_guards,
+                dirty_counters=execution.dirty_counters,
+            )
+            return executed, made
         case Measure():
             return runner.measure(request.job, request.workload, request.plan), None
         case ReadBandwidth():

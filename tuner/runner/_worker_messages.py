@@ -109,6 +109,7 @@ class Executed(msgspec.Struct, frozen=True, kw_only=True):
 
     outputs: Packed
     broken_guards: tuple[str, ...]
+    dirty_counters: tuple[str, ...] = ()
 
 
 class Raised(msgspec.Struct, frozen=True, kw_only=True):

@@ -183,7 +183,7 @@ class FakeRunner:
         outputs = {
             name: np.frombuffer(b"\xff" * spec.nbytes, spec.dtype).reshape(spec.shape)
             for name, spec in resident.outputs.items()
-        }
+        } | {name: resident.inputs[name] for name in resident.outputs if name in resident.inputs}
         return Execution(
             outputs=outputs | dict(self._outputs(job, resident)), broken_guards=self._broken_guards
         )

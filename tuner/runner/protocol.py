@@ -25,7 +25,6 @@ _MS = 1e6
 _SLOW_BUDGETS = 4
 
 Array = npt.NDArray[Any]
-BufferRole = Literal["input", "output", "scratch"]
 
 
 class JobPass(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,20 +41,22 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A variant ready to launch.
 
     `bindings` names the buffer behind each binding number; `scratch_bytes` the size of each scratch
-    buffer. Between two passes the runner puts a barrier that makes all writes visible.
+    buffer, of which those named in `counters` are all zero before and after a launch. Between two
+    passes the runner puts a barrier that makes all writes visible.
     """
 
     passes: tuple[JobPass, ...]
     bindings: tuple[str, ...]
     scratch_bytes: dict[str, int]
+    counters: tuple[str, ...] = ()
 
     @property
     def key(self) -> JobKey:
         """What makes two jobs the same, hashable."""
-        return self.passes, self.bindings, tuple(sorted(self.scratch_bytes.items()))
+        return self.passes, self.bindings, tuple(sorted(self.scratch_bytes.items())), self.counters
 
 
-JobKey = tuple[tuple[JobPass, ...], tuple[str, ...], tuple[tuple[str, int], ...]]
+JobKey = tuple[tuple[JobPass, ...], tuple[str, ...], tuple[tuple[str, int], ...], tuple[str, ...]]
 
 
 class OutputSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,10 +79,15 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Execution(msgspec.Struct, frozen=True, kw_only=True):
-    """One validated run: the output arrays, and the buffers whose guard words were overwritten."""
+    """One validated run: the output arrays, and what the launch did to buffers that it must not.
+
+    `broken_guards` names the buffers whose guard words were overwritten, `dirty_counters` the
+    counters that were not left zero.
+    """
 
     outputs: dict[str, Array]
     broken_guards: tuple[str, ...] = ()
+    dirty_counters: tuple[str, ...] = ()
 
 
 class MeasurePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,8 +182,9 @@ class Runner(Protocol):
     ) -> None:
         """Make a workload resident, in `copies` identical copies at different addresses.
 
-        Raises OutOfMemoryError beforehand, with sizes, if it does not fit. A name that is loaded
-        already is replaced.
+        An operand that is both input and output is state: it holds the input before every
+        `execute`, and before the first launch of a `measure`. Raises OutOfMemoryError beforehand,
+        with sizes, if it does not fit. A name that is loaded already is replaced.
         """
         ...
 
@@ -199,7 +206,8 @@ class Runner(Protocol):
     def execute(self, job: Job, workload: str) -> Execution:
         """Poison outputs and scratch, launch once, read back, check the guard words.
 
-        Poison is 0xFFFFFFFF in each word (a NaN as float32 and in pairs of float16).
+        Poison is 0xFFFFFFFF in each word (a NaN as float32 and in pairs of float16); counters are
+        zero, state is what was loaded.
         """
         ...
 

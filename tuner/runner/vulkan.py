@@ -156,10 +156,10 @@ class VulkanRunner:
             self._commands.when_idle(launch.close)
 
     def measure(self, job: Job, workload: str, plan: MeasurePlan) -> Measurement:
-        """See `Runner.measure`. Outputs and scratch are poisoned once, before the first launch."""
+        """See `Runner.measure`. What is written is made fresh once, before the first launch."""
         launch, copies = self._launch(job, self._resident(workload).copies)
         try:
-            self._commands.run("poisoning", lambda recording: _record_poison(recording, copies))
+            self._commands.run("making fresh", lambda recording: _record_fresh(recording, copies))
             has_timestamps = self._device.info.timestamp_valid_bits > 0
             taken = take_samples(
                 DeviceClock(self._timestamps, self._commands, launch)
@@ -258,12 +258,12 @@ class VulkanRunner:
     ) -> tuple[Launch, list[dict[str, Guarded]]]:
         """The job bound to these copies, and all buffers of each copy, the shared scratch too."""
         ready = self._pipelines.ready(job)
-        scratch = self._scratch.layout(job.scratch_bytes, self._commands)
+        scratch = self._scratch.layout(job.scratch_bytes, job.counters, self._commands)
         copies = [{**copy, **scratch} for copy in operands]
         return Launch(self._device, ready, job.bindings, copies), copies
 
 
-def _record_poison(recording: object, copies: list[dict[str, Guarded]]) -> None:
+def _record_fresh(recording: object, copies: list[dict[str, Guarded]]) -> None:
     """Every buffer once: the scratch is the same in all copies."""
     buffers = {
         (id(buffer.buffer), buffer.base): buffer for copy in copies for buffer in copy.values()

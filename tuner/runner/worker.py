@@ -179,7 +179,11 @@ class WorkerRunner:
                 seconds=self._deadlines.execute(self._info),
             )
             outputs = unpack(executed.outputs, descriptor)
-            return Execution(outputs=outputs, broken_guards=executed.broken_guards)
+            return Execution(
+                outputs=outputs,
+                broken_guards=executed.broken_guards,
+                dirty_counters=executed.dirty_counters,
+            )
 
         return self._tried(launch)
 

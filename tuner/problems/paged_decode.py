@@ -1,36 +1,17 @@
-"""Frozen descriptions of what is to be computed: shapes and context lengths.
-
-A problem is plain data. Operands are made from it by its family, with a seed.
-"""
+"""One decode step of paged attention: heads, blocks and the context lengths of a batch."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from tuner.errors import UsageError
+from tuner.problems.base import Problem
 
 MAX_TOKENS = 2**31 - 1
 MAX_SEQUENCES = 2**16
-
-
-class Problem(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """Base of all problems. Subclasses are tagged, so that records can carry any of them."""
-
-    @property
-    def key(self) -> str:
-        """A short stable identity: equal problems have equal keys, on every machine."""
-        raw = msgspec.json.encode(self, order="sorted")
-        return hashlib.sha256(raw).hexdigest()[:12]
-
-    @property
-    def label(self) -> str:
-        """How tables and plots name the problem."""
-        raise NotImplementedError
 
 
 class PagedDecodeProblem(Problem, frozen=True, kw_only=True, tag="paged_decode"):
@@ -89,6 +70,16 @@ class PagedDecodeProblem(Problem, frozen=True, kw_only=True, tag="paged_decode")
             f"h{self.query_heads}/{self.kv_heads} d{self.head_size}{block}"
         )
 
+    @property
+    def series(self) -> str:
+        """GQA ratio, head size and sequences; lengths and block size where unusual."""
+        lengths = "" if self.lengths == "equal" else f", {self.lengths.split(':')[0]} lengths"
+        block = "" if self.block_size == 16 else f", blocks of {self.block_size}"
+        plural = "s" if self.sequences > 1 else ""
+        return (
+            f"GQA {self.group} d{self.head_size}, {self.sequences} sequence{plural}{lengths}{block}"
+        )
+
     def context_lens(self) -> npt.NDArray[np.uint32]:
         """Tokens of each sequence, shape [sequences]; the same for equal problems.
 
@@ -129,7 +120,3 @@ class PagedDecodeProblem(Problem, frozen=True, kw_only=True, tag="paged_decode")
             values = np.clip(np.exp(rng.normal(centre, spread, count)), low, top).astype(np.int64)
         values[values.argmax()] = top
         return values.astype(np.uint32)
-
-
-AnyProblem = PagedDecodeProblem
-"""The union of all problem types, for decoding records."""

@@ -1,0 +1,18 @@
+"""Frozen descriptions of what is to be computed: one module for each kind of problem."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from tuner.problems.base import Problem
+from tuner.problems.paged_decode import MAX_SEQUENCES, MAX_TOKENS, PagedDecodeProblem
+
+AnyProblem = PagedDecodeProblem
+"""The union of all problem types, for decoding records."""
+
+KINDS: dict[str, type[Problem]] = {
+    str(kind.__struct_config__.tag): kind for kind in (get_args(AnyProblem) or (AnyProblem,))
+}
+"""Every type of problem by its name in records, shape texts and workload files."""
+
+__all__ = ["KINDS", "MAX_SEQUENCES", "MAX_TOKENS", "AnyProblem", "PagedDecodeProblem", "Problem"]

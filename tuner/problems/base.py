@@ -1,0 +1,53 @@
+"""What every problem is: a frozen shape with a stable identity.
+
+A problem is plain data. Operands are made from it by its family, with a seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import ClassVar
+
+import msgspec
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """Base of all problems. Subclasses are tagged, so that records can carry any of them.
+
+    Fields are whole numbers, numbers or text, so that a shape text or a workload file can name
+    every problem (see `tuner.workloads`).
+    """
+
+    SIZES: ClassVar[tuple[str, ...]] = ("sequences", "context")
+    """Fields that a launch may differ in from the problem that its kernels were built for; all
+    others, but for `lengths`, are compiled into the kernels."""
+
+    @property
+    def key(self) -> str:
+        """A short stable identity: equal problems have equal keys, on every machine."""
+        raw = msgspec.json.encode(self, order="sorted")
+        return hashlib.sha256(raw).hexdigest()[:12]
+
+    @property
+    def label(self) -> str:
+        """How tables and plots name the problem."""
+        return f"{self.series} {self.SIZES[-1]} {self.extent}"
+
+    @property
+    def series(self) -> str:
+        """The name of the problems that differ in their last size only: one line of a plot."""
+        fields = msgspec.to_builtins(self)
+        del fields["kind"], fields[self.SIZES[-1]]
+        return " ".join(f"{name} {value}" for name, value in fields.items())
+
+    @property
+    def extent(self) -> int:
+        """The last of `SIZES`: what a plot has on its axis."""
+        return int(getattr(self, self.SIZES[-1]))
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """Where the problem stands among others of its kind in tables and plots."""
+        fields = msgspec.to_builtins(self)
+        geometry = [value for name, value in fields.items() if name not in self.SIZES]
+        return (*geometry, *(fields[name] for name in self.SIZES))
