@@ -15,6 +15,9 @@ from tuner.problems import AnyProblem
 SCHEMA_VERSION = 1
 
 State = Literal["correct", "constraints", "compile", "runtime", "timeout", "correctness"]
+Measure = Literal["isolated", "batched"]
+"""What a sample is: one launch between two timestamps, or many back to back, by their number."""
+Transfer = Literal["read", "write", "copy"]
 
 
 class PassStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +38,48 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     error: float
     bound: float
     worst: str
+
+
+class ClockState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the device's clock stood while something was measured.
+
+    `reference_ns`: the time of the fixed reference kernel behind each submission of samples; it
+    follows the clock, so its change is the clock's. `settled_ms`: load before the first sample,
+    because the device had idled. `steady`: False where the reference kernel still changed by more
+    than a per cent when that load had lasted as long as it may.
+    """
+
+    reference_ns: tuple[float, ...] = ()
+    settled_ms: float = 0.0
+    steady: bool = True
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the system's own sensors said, in `looks` looks; None for what they do not tell.
+
+    Clocks are (least, most) in MHz; `power_w` is the mean, `temperature_c` the highest;
+    `throttled` names every reason for a lowered clock that was seen.
+    """
+
+    source: str
+    looks: int
+    power_w: float | None = None
+    core_mhz: tuple[float, float] | None = None
+    memory_mhz: tuple[float, float] | None = None
+    temperature_c: float | None = None
+    throttled: tuple[str, ...] = ()
+
+
+class Energy(msgspec.Struct, frozen=True, kw_only=True):
+    """Energy of launches back to back, all of the device's, what it takes idle included.
+
+    `method`: from a counter of energy, or from the mean of power readings over `seconds`.
+    """
+
+    joules_per_launch: float
+    launches: int
+    seconds: float
+    method: Literal["counter", "mean power"]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -68,6 +113,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     copies: int = 1
     clock: str = "gpu_timestamps"
     ended_by: str = ""
+    measure: Measure = "isolated"
+    launches: int = 1
+    """Launches of one sample, by whose number it is divided."""
+    passes: int = 0
+    """Dispatches of a launch; 0 in records that do not tell."""
+    clock_state: ClockState | None = None
+    observed: Observation | None = None
+    energy: Energy | None = None
     compile_seconds: float = 0.0
     pipeline_seconds: float = 0.0
     validate_seconds: float = 0.0
@@ -89,10 +142,32 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.gb_s / self.read_gb_s
 
 
-class Calibration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Read bandwidth of a device with a driver, measured at `time` (UTC).
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """Bandwidth against size: `points` pairs bytes of the buffer with GB/s, ascending.
 
-    `points` pairs bytes read with GB/s, ascending; `read_gb_s` is the largest point's.
+    The buffer is gone through again and again, so sizes that a cache holds show the cache. A copy
+    counts what it reads and what it writes; its two buffers have the given size each.
+    """
+
+    transfer: Transfer
+    points: tuple[tuple[int, float], ...]
+
+
+class LaunchFloor(msgspec.Struct, frozen=True, kw_only=True):
+    """Medians of launches that do nothing, in `passes` dispatches with barriers between them."""
+
+    passes: int
+    isolated_ns: float
+    batched_ns: float
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a device with a driver can do at best, measured at `time` (UTC).
+
+    `points` pairs bytes read, from memory and not from a cache, with GB/s, ascending; `read_gb_s`
+    is the largest point's. The rest is there in full calibrations only: see `is_full`. `reason`
+    says why one was made. `submission_ns` is the host's time for an empty submission,
+    `timer_step_ns` the smallest difference of two timestamps.
     """
 
     time: str
@@ -105,3 +180,19 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     samples_ns: tuple[float, ...]
     """Raw samples of the largest point."""
     method: str
+    reason: str = ""
+    curves: tuple[Curve, ...] = ()
+    floors: tuple[LaunchFloor, ...] = ()
+    submission_ns: float | None = None
+    timer_step_ns: float | None = None
+    clock_state: ClockState | None = None
+    observed: Observation | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has curves and launch floors, and not the read bandwidth alone."""
+        return bool(self.curves)
+
+    def floor(self, passes: int) -> LaunchFloor | None:
+        """The launch floor of so many dispatches, if it was measured."""
+        return next((floor for floor in self.floors if floor.passes == passes), None)

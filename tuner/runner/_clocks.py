@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -9,12 +10,17 @@ from typing import Any
 
 from tuner import _vk
 from tuner.device import Device
+from tuner.runner._back_to_back import BackToBack, Rotation
 from tuner.runner._commands import COMPUTE_TO_COMPUTE, TRANSFER_TO_COMPUTE, Commands
 from tuner.runner._launch import Launch
-from tuner.runner._sampling import Timed, elapsed
+from tuner.runner._sampling import REFERENCES, Submission, Timed, elapsed
 
 _CAPACITY = 512
+_QUERIES = 1 + 2 * (_CAPACITY + REFERENCES)
 _ALL_COMMANDS = _vk.binding.VK_PIPELINE_STAGE_ALL_COMMANDS_BIT
+_EMPTY_SUBMISSIONS = 9
+_HOST_REFERENCES = 32
+"""Launches of the reference in a sample of the host's clock, whose reading is that uncertain."""
 
 
 class Timestamps:
@@ -25,7 +31,7 @@ class Timestamps:
         info = _vk.struct(
             "VkQueryPoolCreateInfo",
             queryType=_vk.binding.VK_QUERY_TYPE_TIMESTAMP,
-            queryCount=2 * _CAPACITY + 1,
+            queryCount=_QUERIES,
         )
         self.pool = _vk.create("vkCreateQueryPool", "VkQueryPool", device.handle, info, _vk.NULL)
 
@@ -47,75 +53,136 @@ class Timestamps:
 class DeviceClock:
     """Times launches by timestamps, all launches of a `run` in one submission.
 
-    A sample's first stamp waits for all earlier work, its second for the launch: between them are
-    the passes and the barriers between passes, and nothing else.
+    A sample's first stamp waits for all earlier work, its second for the last launch: between them
+    are the passes, the barriers between passes and between launches, and nothing else.
+
+    Attributes:
+        step_ns: the greatest step that divides every difference of stamps so far: what the counter
+            advances by.
     """
 
     capacity = _CAPACITY
 
-    def __init__(self, timestamps: Timestamps, commands: Commands, launch: Launch) -> None:
+    def __init__(
+        self, timestamps: Timestamps, commands: Commands, rotation: Rotation, reference: Launch
+    ) -> None:
         self._timestamps = timestamps
         self._commands = commands
-        self._launch = launch
-        self._next_copy = 0
+        self._rotation = rotation
+        self._reference = reference
+        self._step_ticks = 0
 
-    def run(self, warmup: int, samples: int) -> Timed:
+    @property
+    def step_ns(self) -> float:
+        """See the class."""
+        return self._step_ticks * self._timestamps.device.info.timestamp_period_ns
+
+    def run(self, submission: Submission) -> Timed:
         """See `Clock.run`."""
-        lib, pool = _vk.lib, self._timestamps.pool
-        count = 2 * samples + 1
+        timed = submission.samples + submission.references
+        count = 1 + 2 * timed
         recording = self._commands.begin()
-        lib.vkCmdResetQueryPool(recording, pool, 0, count)
+        _vk.lib.vkCmdResetQueryPool(recording, self._timestamps.pool, 0, count)
         TRANSFER_TO_COMPUTE.record(recording)
-        lib.vkCmdWriteTimestamp(recording, _ALL_COMMANDS, pool, 0)
-        for _ in range(warmup):
+        self._stamp(recording, 0)
+        for _ in range(submission.load):
+            self._rotation.record(recording)
+        for number in range(timed):
             COMPUTE_TO_COMPUTE.record(recording)
-            self._record_launch(recording)
-        for query in range(1, count, 2):
-            COMPUTE_TO_COMPUTE.record(recording)
-            lib.vkCmdWriteTimestamp(recording, _ALL_COMMANDS, pool, query)
-            self._record_launch(recording)
-            lib.vkCmdWriteTimestamp(recording, _ALL_COMMANDS, pool, query + 1)
+            self._stamp(recording, 1 + 2 * number)
+            if number < submission.samples:
+                for _ in range(submission.launches):
+                    self._rotation.record(recording)
+            else:
+                self._reference.record(recording, 0)
+            self._stamp(recording, 2 + 2 * number)
         self._commands.submit()
-        self._commands.wait(f"{warmup + samples} launches")
-        return self._timed(self._timestamps.read(count))
+        self._commands.wait(f"{submission.load} launches and {timed} timed ones")
+        return self._timed(self._timestamps.read(count), submission)
 
-    def _record_launch(self, recording: Any) -> None:
-        self._launch.record(recording, self._next_copy)
-        self._next_copy = (self._next_copy + 1) % self._launch.copies
+    def _stamp(self, recording: Any, query: int) -> None:
+        _vk.lib.vkCmdWriteTimestamp(recording, _ALL_COMMANDS, self._timestamps.pool, query)
 
-    def _timed(self, stamps: Sequence[int]) -> Timed:
+    def _timed(self, stamps: Sequence[int], submission: Submission) -> Timed:
         info = self._timestamps.device.info
-        ns = [
-            ticks * info.timestamp_period_ns for ticks in elapsed(stamps, info.timestamp_valid_bits)
-        ]
-        return Timed(ns[0], tuple(ns[1::2]))
+        ticks = elapsed(stamps, info.timestamp_valid_bits)
+        self._step_ticks = math.gcd(self._step_ticks, *ticks)
+        load_ns, *timed_ns = (each * info.timestamp_period_ns for each in (ticks[0], *ticks[1::2]))
+        samples = timed_ns[: submission.samples]
+        return Timed(
+            load_ns=load_ns,
+            samples_ns=tuple(ns / submission.launches for ns in samples),
+            references_ns=tuple(timed_ns[submission.samples :]),
+        )
 
 
 class HostClock:
-    """Times launches by the host's clock, one submission each, less an empty one's time."""
+    """Times launches by the host's clock, for devices without timestamps and to check those with.
+
+    A sample of one launch is a submission of its own, less the time of an empty one. Of larger
+    samples each is queued behind another, so that the device does not wait in between, and timed
+    from the end of the one before it to its own: the time it takes to hear of an end is in both.
+    """
 
     capacity = _CAPACITY
+    step_ns = 0.0
 
-    def __init__(self, commands: Commands, launch: Launch) -> None:
+    def __init__(
+        self, commands: Commands, rotation: Rotation, reference: Launch, stream: BackToBack
+    ) -> None:
         self._commands = commands
-        self._launch = launch
-        self._next_copy = 0
-        self._overhead_ns = statistics.median(self._submission(0) for _ in range(9))
+        self._rotation = rotation
+        self._reference = Rotation(reference)
+        self._stream = stream
+        self.overhead_ns = statistics.median(
+            self._submission(rotation, 0) for _ in range(_EMPTY_SUBMISSIONS)
+        )
 
-    def run(self, warmup: int, samples: int) -> Timed:
+    def run(self, submission: Submission) -> Timed:
         """See `Clock.run`."""
-        warmup_ns = self._submission(warmup) if warmup else 0.0
-        times = (self._submission(1) - self._overhead_ns for _ in range(samples))
-        return Timed(warmup_ns, tuple(max(1.0, ns) for ns in times))
+        if submission.launches > 1:
+            ends = self._stream.run(
+                self._rotation, submission.load, submission.launches, submission.samples
+            )
+            samples_ns = [
+                (after - before) / submission.launches
+                for before, after in zip(ends[1:], ends[2:], strict=False)
+            ]
+            load_ns = float(ends[1] - ends[0])
+        else:
+            load_ns = self._submission(self._rotation, submission.load) if submission.load else 0.0
+            samples_ns = [self._alone(self._rotation, 1) for _ in range(submission.samples)]
+        return Timed(
+            load_ns=load_ns,
+            samples_ns=tuple(max(1.0, ns) for ns in samples_ns),
+            references_ns=tuple(
+                max(1.0, self._alone(self._reference, _HOST_REFERENCES))
+                for _ in range(submission.references)
+            ),
+        )
 
-    def _submission(self, launches: int) -> float:
+    def _alone(self, rotation: Rotation, launches: int) -> float:
+        """Time of a launch, by a submission of so many, less what an empty one takes."""
+        return (self._submission(rotation, launches) - self.overhead_ns) / launches
+
+    def _submission(self, rotation: Rotation, launches: int) -> float:
         recording = self._commands.begin()
         TRANSFER_TO_COMPUTE.record(recording)
         for _ in range(launches):
-            COMPUTE_TO_COMPUTE.record(recording)
-            self._launch.record(recording, self._next_copy)
-            self._next_copy = (self._next_copy + 1) % self._launch.copies
+            rotation.record(recording)
         started = time.perf_counter_ns()
         self._commands.submit()
         self._commands.wait(f"{launches} launches")
         return float(time.perf_counter_ns() - started)
+
+
+def empty_submissions(commands: Commands, count: int = _EMPTY_SUBMISSIONS) -> tuple[float, ...]:
+    """The host's time to submit an empty command buffer and to hear of its end, nanoseconds."""
+    taken = []
+    for _ in range(count):
+        commands.begin()
+        started = time.perf_counter_ns()
+        commands.submit()
+        commands.wait("an empty submission")
+        taken.append(float(time.perf_counter_ns() - started))
+    return tuple(taken)

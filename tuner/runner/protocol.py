@@ -18,7 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.device_info import DeviceInfo
-from tuner.records import PassStatistics
+from tuner.records import (
+    ClockState,
+    Energy,
+    Measure,
+    Observation,
+    PassStatistics,
+    Transfer,
+)
 from tuner.timing import EndedBy, StoppingRule
 
 _MS = 1e6
@@ -93,17 +100,29 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
 class MeasurePlan(msgspec.Struct, frozen=True, kw_only=True):
     """How to time a job. Times are host choices, not results.
 
+    `measure`: "isolated" puts each launch between two timestamps of its own, behind a wait for all
+    earlier work; "batched" puts as many between two timestamps as take `batch_ms` (or
+    `batch_launches`), and divides.
+    `clock`: "host" times from outside, also where the device has timestamps.
     `warmup_ms`: load from the job itself, in the same submission, before the first sample.
     `rule` says when sampling ends: `precision` is the width of the median's interval, as a fraction
     of the median, at which it is known well enough (0: never), `budget_ms` the device time it may
     cost, `give_up_ns` the time beyond which a variant is given up after the first few samples.
     No submission is planned to take more than `max_submission_ms`.
-    `settle_ms`: load before all that where the device (no CPU) has measured nothing for more than
-    `settle_idle_ms`: an idle clock takes some hundred milliseconds of load to come back, in steps.
+    `settle`: when to load the device, before all that, until its clock stands still: "after_idle"
+    (no CPU, and nothing measured for more than `settle_idle_ms`), "always" or "never". That load
+    takes `settle_ms` at least and `settle_max_ms` at most (see `tuner.runner._settling`).
+    `energy_ms`: load behind the samples over which energy is measured; 0 for none.
     """
 
+    measure: Measure = "isolated"
+    batch_ms: float = 2.0
+    batch_launches: int | None = None
+    clock: Literal["device", "host"] = "device"
     warmup_ms: float = 30.0
+    settle: Literal["after_idle", "always", "never"] = "after_idle"
     settle_ms: float = 500.0
+    settle_max_ms: float = 2000.0
     settle_idle_ms: float = 200.0
     precision: float = 0.005
     min_samples: int = 10
@@ -111,6 +130,7 @@ class MeasurePlan(msgspec.Struct, frozen=True, kw_only=True):
     budget_ms: float = 60.0
     max_submission_ms: float = 400.0
     give_up_ns: float | None = None
+    energy_ms: float = 0.0
 
     @property
     def rule(self) -> StoppingRule:
@@ -129,18 +149,38 @@ class MeasurePlan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+ClockName = Literal["gpu_timestamps", "host"]
+
+
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """Raw samples of whole launches (all passes), nanoseconds, in the order taken.
 
-    `copies` is how many copies of the operands the samples rotated over. `ended_by` names the rule
-    that ended sampling. `clock` tells which clock was read.
+    A sample is the mean of `launches` launches. `copies` is how many copies of the operands the
+    launches rotated over. `ended_by` names the rule that ended sampling. `clock` tells which clock
+    was read, `timer_step_ns` the smallest difference that its stamps showed (0: not known).
     """
 
     samples_ns: tuple[float, ...]
     copies: int
     warmup_launches: int
     ended_by: EndedBy
-    clock: Literal["gpu_timestamps", "host"] = "gpu_timestamps"
+    clock: ClockName = "gpu_timestamps"
+    measure: Measure = "isolated"
+    launches: int = 1
+    timer_step_ns: float = 0.0
+    clock_state: ClockState | None = None
+    observed: Observation | None = None
+    energy: Energy | None = None
+
+
+class EmptyLaunches(msgspec.Struct, frozen=True, kw_only=True):
+    """What launches cost that do nothing, in `passes` dispatches: samples in nanoseconds.
+
+    `submission_ns`: the host's time to submit an empty command buffer and to hear of its end.
+    """
+
+    passes: int
+    isolated: Measurement
 
 
 class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,6 +257,21 @@ class Runner(Protocol):
 
     def read_bandwidth(self, nbytes: int, *, samples: int = 20) -> Bandwidth:
         """Time a pure read of `nbytes` bytes, the best of a few launch shapes."""
+        ...
+
+    def bandwidth_curve(self, transfer: Transfer, sizes: tuple[int, ...]) -> tuple[CurvePoint, ...]:
+        """Time a transfer over buffers of these sizes in bytes; sizes that do not fit are left out.
+
+        A small buffer is gone through many times in a launch, so that caches show.
+        """
+        ...
+
+    def empty_launches(self, passes: int) -> EmptyLaunches:
+        """Time launches of so many dispatches that do nothing, and an empty submission."""
+        ...
+
+    def observe(self) -> Observation | None:
+        """What the system's sensors say of the device at this moment; None where there are none."""
         ...
 
     def close(self) -> None:

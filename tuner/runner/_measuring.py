@@ -1,0 +1,109 @@
+"""One measurement from end to end: settle, sample, watch the sensors, meter the energy."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from tuner._memory import Memory
+from tuner.observers import Observer, metered, watched
+from tuner.records import ClockState, Energy
+from tuner.runner._back_to_back import BackToBack, Rotation
+from tuner.runner._clocks import DeviceClock, HostClock, Timestamps
+from tuner.runner._commands import Commands
+from tuner.runner._launch import Launch
+from tuner.runner._reference import Reference
+from tuner.runner._sampling import MAX_LOAD_LAUNCHES, MS, Taken, take_samples
+from tuner.runner._settling import Settled, settle
+from tuner.runner._staging import Staging
+from tuner.runner.protocol import Measurement, MeasurePlan
+
+
+class Measuring:
+    """What measurements of one device share; for one thread at a time.
+
+    Args:
+        observer: reads the device's sensors; None where there are none.
+    """
+
+    def __init__(
+        self, memory: Memory, staging: Staging, commands: Commands, observer: Observer | None
+    ) -> None:
+        self._memory, self._staging, self._commands = memory, staging, commands
+        self._observer = observer
+        self._timestamps = Timestamps(memory.device)
+        self._stream = BackToBack(memory.device, commands)
+        self._reference: Reference | None = None
+        self._measured_at = -math.inf
+
+    def measure(self, launch: Launch, plan: MeasurePlan) -> Measurement:
+        """Time launches as `plan` says.
+
+        Raises:
+            RunTimeoutError, DeviceLostError: a launch hangs or kills the device.
+            VulkanError: the device's timestamps are of no use.
+        """
+        rotation = Rotation(launch)
+        clock = self._clock(plan, rotation)
+        try:
+            settled = settle(clock, plan) if self._shall_settle(plan) else None
+            with watched(self._observer) as seen:
+                taken = take_samples(clock, plan)
+            energy = self._energy(rotation, plan, taken)
+        finally:
+            self._measured_at = time.monotonic()
+        return Measurement(
+            samples_ns=taken.samples_ns,
+            copies=launch.copies,
+            warmup_launches=taken.warmup_launches,
+            ended_by=taken.ended_by,
+            clock="gpu_timestamps" if isinstance(clock, DeviceClock) else "host",
+            measure=plan.measure,
+            launches=taken.launches,
+            timer_step_ns=clock.step_ns,
+            clock_state=_clock_state(taken, settled),
+            observed=seen.summary(),
+            energy=energy,
+        )
+
+    def close(self) -> None:
+        """Destroy everything; the device must be idle."""
+        if self._reference is not None:
+            self._reference.close()
+        self._stream.close()
+        self._timestamps.close()
+
+    def _clock(self, plan: MeasurePlan, rotation: Rotation) -> DeviceClock | HostClock:
+        if self._reference is None:
+            self._reference = Reference(self._memory, self._staging, self._commands)
+        reference = self._reference.launch
+        if plan.clock == "device" and self._memory.device.info.has_timestamps:
+            return DeviceClock(self._timestamps, self._commands, rotation, reference)
+        return HostClock(self._commands, rotation, reference, self._stream)
+
+    def _shall_settle(self, plan: MeasurePlan) -> bool:
+        if plan.settle != "after_idle":
+            return plan.settle == "always"
+        idle_ms = 1000 * (time.monotonic() - self._measured_at)
+        return not self._memory.device.info.is_cpu and idle_ms > plan.settle_idle_ms
+
+    def _energy(self, rotation: Rotation, plan: MeasurePlan, taken: Taken) -> Energy | None:
+        """Launch back to back for `plan.energy_ms` and read the meter; None without one."""
+        if plan.energy_ms <= 0 or self._observer is None:
+            return None
+        each_ns = sorted(taken.samples_ns)[len(taken.samples_ns) // 2]
+        part_ms = min(plan.max_submission_ms, plan.energy_ms / 8)
+        launches = min(max(1, round(part_ms * MS / each_ns)), MAX_LOAD_LAUNCHES)
+        submissions = math.ceil(plan.energy_ms * MS / (launches * each_ns))
+        with metered(self._observer) as meter:
+            ends = self._stream.run(rotation, launches, launches, submissions)
+        # From the end of the first submission on there was no pause.
+        return meter.energy(ends[1], ends[-1], launches * submissions)
+
+
+def _clock_state(taken: Taken, settled: Settled | None) -> ClockState:
+    if settled is None:
+        return ClockState(reference_ns=taken.references_ns)
+    return ClockState(
+        reference_ns=taken.references_ns, settled_ms=settled.load_ms, steady=settled.steady
+    )
