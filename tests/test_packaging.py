@@ -29,7 +29,7 @@ folder = Path(tuner.__file__).parent
 assert folder.is_relative_to(sys.prefix), folder
 assert (folder / "py.typed").is_file() and (folder / "data" / "model_shapes.csv").is_file()
 assert all((templates.TEMPLATE_DIR / family.template).is_file() for family in kernels.families())
-rendered = templates.render("read_bandwidth.comp.jinja", {"unroll": 4})
+rendered = templates.render("empty.comp.jinja", {})
 print(len(compile.Compiler().compile(rendered, values={"unroll": 4}).spirv))
 """
 

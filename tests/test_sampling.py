@@ -9,10 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.errors import VulkanError
-from tuner.runner._sampling import Taken, Timed, elapsed, ended, next_batch, take_samples
+from tuner.records import Measure
+from tuner.runner._sampling import (
+    MAX_LOAD_LAUNCHES,
+    Submission,
+    Taken,
+    Timed,
+    elapsed,
+    next_submission,
+    take_samples,
+)
+from tuner.runner._settling import Settled, settle
 from tuner.runner.protocol import MeasurePlan
 
 MS = 1e6
+REFERENCE_NS = 65e3
 
 
 @dataclass
@@ -28,23 +39,37 @@ class PretendedClock:
     ramp_ns: float = 20 * MS
     capacity: int = 512
     warm_ns: float = 0.0
-    runs: list[tuple[int, int]] = field(default_factory=list)
+    runs: list[Submission] = field(default_factory=list)
     longest_ns: float = 0.0
 
-    def run(self, warmup: int, samples: int) -> Timed:
-        self.runs.append((warmup, samples))
-        assert samples <= self.capacity
+    def run(self, submission: Submission) -> Timed:
+        self.runs.append(submission)
+        assert submission.samples <= self.capacity
+        self._idle()
+        load = sum(self._launch() for _ in range(submission.load))
+        samples = tuple(
+            sum(self._launch() for _ in range(submission.launches)) / submission.launches
+            for _ in range(submission.samples)
+        )
+        references = tuple(self._timed(REFERENCE_NS) for _ in range(submission.references))
+        whole = load + sum(samples) * submission.launches + sum(references)
+        self.longest_ns = max(self.longest_ns, whole)
+        return Timed(load, samples, references)
+
+    def _idle(self) -> None:
         self.warm_ns = 0.0
-        load = sum(self._launch() for _ in range(warmup))
-        taken = tuple(self._launch() for _ in range(samples))
-        self.longest_ns = max(self.longest_ns, load + sum(taken))
-        return Timed(load, taken)
 
     def _launch(self) -> float:
-        warm = min(1.0, self.warm_ns / self.ramp_ns)
-        took = self.launch_ns * (self.slowdown + (1.0 - self.slowdown) * warm)
+        return self._timed(self.launch_ns)
+
+    def _timed(self, at_full_speed_ns: float) -> float:
+        took = at_full_speed_ns * self._slowness()
         self.warm_ns += took
         return took
+
+    def _slowness(self) -> float:
+        warm = min(1.0, self.warm_ns / self.ramp_ns)
+        return self.slowdown + (1.0 - self.slowdown) * warm
 
 
 def sample(clock: PretendedClock, plan: MeasurePlan) -> Taken:
@@ -57,32 +82,37 @@ def test_samples_are_taken_at_full_speed(launch_ns: float, slowdown: float) -> N
     clock = PretendedClock(launch_ns, slowdown)
     taken = sample(clock, MeasurePlan(warmup_ms=30.0))
     assert max(taken.samples_ns) == pytest.approx(launch_ns)
-    assert taken.warmup_launches * launch_ns >= 0.4 * 30 * MS
+    assert taken.warmup_launches * launch_ns * slowdown >= 0.4 * 30 * MS
 
 
 def test_a_typical_kernel_takes_one_submission_after_the_estimate() -> None:
     clock = PretendedClock(90e3)
     taken = sample(clock, MeasurePlan())
     assert len(clock.runs) == 3
-    assert clock.runs[0] == (0, 1)
-    assert len(taken.samples_ns) == 200
-    assert taken.ended_by == "max_samples"
+    assert clock.runs[0] == Submission(samples=1)
+    assert 100 <= len(taken.samples_ns) <= 200
+    assert taken.references_ns == (REFERENCE_NS,)
 
 
-@pytest.mark.parametrize("launch_ms", [1.0, 15.0, 30.0, 120.0, 390.0])
-def test_no_submission_is_planned_to_be_longer_than_allowed(launch_ms: float) -> None:
+@pytest.mark.parametrize("launch_ms", [0.003, 1.0, 15.0, 30.0, 120.0, 390.0])
+@pytest.mark.parametrize("measure", ["isolated", "batched"])
+def test_no_submission_is_planned_to_be_longer_than_allowed(
+    launch_ms: float, measure: Measure
+) -> None:
     clock = PretendedClock(launch_ms * MS)
-    plan = MeasurePlan(budget_ms=3000.0, max_samples=40)
+    plan = MeasurePlan(budget_ms=3000.0, max_samples=40, measure=measure, settle_max_ms=3000.0)
+    settle(clock, plan)
     sample(clock, plan)
     assert clock.longest_ns <= plan.max_submission_ms * MS * 1.01
 
 
 def test_later_submissions_are_warmed_up_too() -> None:
     clock = PretendedClock(2 * MS, slowdown=3.0)
-    taken = sample(clock, MeasurePlan(budget_ms=2000.0, max_samples=400))
-    later = [warmup for warmup, samples in clock.runs if samples > 2]
+    plan = MeasurePlan(precision=0.0, budget_ms=2000.0, max_samples=400)
+    taken = sample(clock, plan)
+    later = [run.load for run in clock.runs if run.samples > 2]
     assert len(later) > 2
-    assert all(warmup * 2 * MS >= 14 * MS for warmup in later)
+    assert all(load * 2 * MS >= 14 * MS for load in later)
     assert sorted(taken.samples_ns)[len(taken.samples_ns) // 2] == pytest.approx(2 * MS)
 
 
@@ -97,7 +127,7 @@ def test_a_very_slow_kernel_gets_by_with_few_samples(launch_ms: float) -> None:
 def test_a_fast_kernel_is_not_launched_without_bounds() -> None:
     clock = PretendedClock(10.0)
     sample(clock, MeasurePlan(warmup_ms=1000.0))
-    assert max(warmup for warmup, _ in clock.runs) <= 20_000
+    assert max(run.load for run in clock.runs) == MAX_LOAD_LAUNCHES
 
 
 def test_giving_up_costs_three_samples() -> None:
@@ -118,7 +148,7 @@ def test_without_warm_up_there_is_none() -> None:
     clock = PretendedClock(1 * MS)
     taken = sample(clock, MeasurePlan(warmup_ms=0.0))
     assert taken.warmup_launches == 0
-    assert all(warmup == 0 for warmup, _ in clock.runs)
+    assert all(run.load == 0 for run in clock.runs)
 
 
 @settings(deadline=None)  # simulates up to 20,000 launches
@@ -127,7 +157,8 @@ def test_without_warm_up_there_is_none() -> None:
     slowdown=st.floats(1.0, 8.0),
     plan=st.builds(
         MeasurePlan,
-        warmup_ms=st.floats(0.0, 100.0),
+        measure=st.sampled_from(["isolated", "batched"]),
+        warmup_ms=st.floats(0.0, 30.0),
         min_samples=st.integers(1, 20),
         max_samples=st.integers(1, 60),
         budget_ms=st.floats(0.0, 200.0),
@@ -135,36 +166,110 @@ def test_without_warm_up_there_is_none() -> None:
         give_up_ns=st.none() | st.floats(1.0, 3e9),
     ),
 )
-def test_any_plan_ends_by_one_of_its_rules(
-    launch_ns: float, slowdown: float, plan: MeasurePlan
-) -> None:
+def test_any_plan_ends_by_its_rule(launch_ns: float, slowdown: float, plan: MeasurePlan) -> None:
     clock = PretendedClock(launch_ns, slowdown, capacity=100)
     taken = sample(clock, plan)
-    count, spent = len(taken.samples_ns), sum(taken.samples_ns)
-    assert 1 <= count <= plan.max_samples
-    if taken.ended_by == "max_samples":
-        assert count == plan.max_samples
-    elif taken.ended_by == "budget":
-        patience = max(4 * plan.budget_ms, plan.max_submission_ms) * MS
-        assert spent >= plan.budget_ms * MS
-        assert count >= plan.min_samples or (count >= 3 and spent >= patience)
-    else:
-        assert plan.give_up_ns is not None
-        assert min(taken.samples_ns) > plan.give_up_ns
+    assert 1 <= len(taken.samples_ns) <= plan.max_samples
+    assert plan.rule_of_samples(taken.launches).ended(taken.samples_ns) == taken.ended_by
+    assert taken.launches == 1 or plan.measure == "batched"
 
 
-def test_rules_are_asked_in_order() -> None:
-    plan = MeasurePlan(min_samples=3, max_samples=4, budget_ms=0.001, give_up_ns=1.0)
-    assert ended(plan, []) is None
-    assert ended(plan, [500.0, 500.0]) is None
-    assert ended(plan, [10.0, 10.0, 10.0]) == "gave_up"
-    assert ended(plan, [500.0, 500.0, 500.0]) == "budget"
-    assert ended(plan, [500.0] * 4) == "max_samples"
+def test_a_submission_holds_at_least_one_sample() -> None:
+    made = next_submission(MeasurePlan(max_submission_ms=1.0), 5e9, 9, first=True)
+    assert (made.load, made.samples) == (0, 1)
 
 
-def test_a_batch_holds_at_least_one_sample() -> None:
-    batch = next_batch(MeasurePlan(max_submission_ms=1.0), 5e9, [], 512)
-    assert (batch.warmup, batch.samples) == (0, 1)
+# --- batches -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("launch_ns", "launches"), [(4e3, 500), (90e3, 23), (1.5 * MS, 2), (3 * MS, 1), (100.0, 2000)]
+)
+def test_a_batch_takes_its_time_and_not_a_number(launch_ns: float, launches: int) -> None:
+    taken = sample(PretendedClock(launch_ns), MeasurePlan(measure="batched"))
+    assert taken.launches == launches
+    assert max(taken.samples_ns) == pytest.approx(launch_ns)
+
+
+def test_a_batch_of_a_given_number_is_that_unless_it_takes_too_long() -> None:
+    plan = MeasurePlan(measure="batched", batch_launches=200, precision=0.0, budget_ms=200.0)
+    taken = sample(PretendedClock(90e3), plan)
+    assert (taken.launches, len(taken.samples_ns)) == (200, 12), taken.ended_by
+    assert sample(PretendedClock(10 * MS), plan).launches == 40
+
+
+def test_batched_samples_cost_the_budget_all_their_launches() -> None:
+    plan = MeasurePlan(measure="batched", precision=0.0, min_samples=3, budget_ms=20.0)
+    taken = sample(PretendedClock(90e3), plan)
+    assert taken.ended_by == "budget"
+    assert 10 <= len(taken.samples_ns) <= 12
+
+
+# --- settling ----------------------------------------------------------------------------------
+
+
+@dataclass
+class SteppedClock(PretendedClock):
+    """A device that rests at its idle clock until it has been under load for `ramp_ns` in all."""
+
+    def _idle(self) -> None:
+        """Not between submissions that follow one another."""
+
+    def _slowness(self) -> float:
+        return self.slowdown if self.warm_ns < self.ramp_ns else 1.0
+
+
+@dataclass
+class DriftingClock(SteppedClock):
+    """A device that gets slower all the time, by 1 % in `ramp_ns`."""
+
+    def _slowness(self) -> float:
+        return 1.0 + 0.01 * self.warm_ns / self.ramp_ns
+
+
+@pytest.mark.parametrize("launch_ns", [3e3, 9e4, 6e6, 2e8])
+@pytest.mark.parametrize("rest_ms", [30.0, 200.0, 450.0, 900.0])
+def test_a_clock_that_rises_in_steps_is_measured_on_the_last(
+    launch_ns: float, rest_ms: float
+) -> None:
+    plan = MeasurePlan()
+    settled = SteppedClock(launch_ns, 5.0, ramp_ns=rest_ms * MS)
+    found = settle(settled, plan)
+    assert 500.0 <= found.load_ms <= 2000.0 + launch_ns / MS
+    if rest_ms < 500.0:
+        assert found.steady
+        assert max(take_samples(settled, plan).samples_ns) == pytest.approx(launch_ns)
+
+
+def test_stability_alone_is_fooled_by_the_rest_before_the_step() -> None:
+    plan = MeasurePlan()
+    clock = SteppedClock(9e4, 5.0, ramp_ns=200 * MS)
+    hasty = settle(clock, MeasurePlan(settle_ms=0.0))
+    assert hasty.steady
+    assert hasty.load_ms < 200.0
+    assert min(take_samples(clock, plan).samples_ns) == pytest.approx(5.0 * 9e4)
+
+
+def test_a_step_within_the_last_tenth_of_a_second_is_waited_for() -> None:
+    clock = SteppedClock(9e4, 5.0, ramp_ns=480 * MS)
+    found = settle(clock, MeasurePlan())
+    assert found.steady
+    assert found.load_ms >= 570.0
+
+
+def test_a_clock_that_does_not_settle_is_told_of_after_the_longest_load() -> None:
+    found = settle(DriftingClock(9e4, ramp_ns=50 * MS), MeasurePlan(settle_max_ms=800.0))
+    assert found == Settled(load_ms=pytest.approx(800.0, abs=30.0), steady=False)
+
+
+def test_the_reference_and_not_the_job_tells_of_the_clock() -> None:
+    @dataclass
+    class Noisy(SteppedClock):
+        def _launch(self) -> float:
+            self.launch_ns = 9e4 + 3e4 * (len(self.runs) % 2)
+            return super()._launch()
+
+    assert settle(Noisy(9e4, ramp_ns=0.0), MeasurePlan()).load_ms < 530.0
 
 
 # --- stamps ------------------------------------------------------------------------------------
@@ -189,33 +294,3 @@ def test_bits_above_the_valid_ones_are_ignored() -> None:
 def test_a_broken_clock_is_an_error(stamps: list[int], how: str) -> None:
     with pytest.raises(VulkanError, match=how):
         elapsed(stamps, 64)
-
-
-@dataclass
-class SteppedClock(PretendedClock):
-    """A device that rests at its idle clock until it has been under load for `ramp_ns` in all."""
-
-    def _launch(self) -> float:
-        took = self.launch_ns * (self.slowdown if self.warm_ns < self.ramp_ns else 1.0)
-        self.warm_ns += took
-        return took
-
-    def run(self, warmup: int, samples: int) -> Timed:
-        warm_ns = self.warm_ns
-        timed = super().run(0, 0)
-        self.warm_ns = warm_ns
-        load = sum(self._launch() for _ in range(warmup))
-        timed = Timed(load, tuple(self._launch() for _ in range(samples)))
-        self.longest_ns = max(self.longest_ns, load + sum(timed.samples_ns))
-        return timed
-
-
-@pytest.mark.parametrize("launch_ns", [3e3, 9e4, 6e6])
-def test_a_clock_that_rises_in_steps_needs_time_and_not_equal_launches(launch_ns: float) -> None:
-    plan = MeasurePlan()
-    trap = take_samples(SteppedClock(launch_ns, 5.0, ramp_ns=300 * MS), plan)
-    settled = SteppedClock(launch_ns, 5.0, ramp_ns=300 * MS)
-    taken = take_samples(settled, plan, settle=True)
-    assert max(trap.samples_ns) > 4 * launch_ns
-    assert max(taken.samples_ns) == pytest.approx(launch_ns)
-    assert settled.longest_ns <= 1.3 * plan.max_submission_ms * MS

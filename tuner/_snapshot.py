@@ -40,6 +40,7 @@ _SCOPES: dict[int, Literal["device", "workgroup", "subgroup", "queue_family"]] =
     3: "subgroup",
     5: "queue_family",
 }
+_PCI = "VkPhysicalDevicePCIBusInfoPropertiesEXT"
 _MATRIX2_FEATURES = {
     "workgroup_scope": "cooperativeMatrixWorkgroupScope",
     "flexible_dimensions": "cooperativeMatrixFlexibleDimensions",
@@ -64,6 +65,7 @@ def snapshot(
     calibrated = {"VK_KHR_calibrated_timestamps", "VK_EXT_calibrated_timestamps"}
     return DeviceInfo(
         **_identity(blocks),
+        pci_address=_pci_address(blocks[_PCI]) if "VK_EXT_pci_bus_info" in extensions else None,
         **_limits(blocks),
         **_subgroups(blocks, features),
         **_arithmetic(blocks, features),
@@ -127,6 +129,7 @@ def _properties(physical: Any, extensions: frozenset[str]) -> dict[str, Any]:
             "VkPhysicalDeviceShaderCoreBuiltinsPropertiesARM",
             "VK_ARM_shader_core_builtins" in extensions,
         ),
+        (_PCI, "VK_EXT_pci_bus_info" in extensions),
     ]
     blocks = {name: _vk.struct(name) for name, _ in names}
     _vk.chain([blocks[name] for name, present in names if present])
@@ -151,6 +154,10 @@ def _identity(blocks: dict[str, Any]) -> dict[str, Any]:
         "api_version": ".".join(map(str, _vk.version(core.apiVersion))),
         "compute_units": _compute_units(blocks, kind),
     }
+
+
+def _pci_address(pci: Any) -> str:
+    return f"{pci.pciDomain:04x}:{pci.pciBus:02x}:{pci.pciDevice:02x}.{pci.pciFunction:x}"
 
 
 def _limits(blocks: dict[str, Any]) -> dict[str, Any]:

@@ -75,6 +75,8 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     driver_info: str
     driver_version: int
     api_version: str
+    pci_address: str | None = None
+    """Domain, bus, device and function as the system writes them: "0000:19:00.0"."""
 
     # limits
     max_workgroup_invocations: int
@@ -143,6 +145,11 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     def driver(self) -> str:
         """Driver name and version as one line, the form in which records carry it."""
         return f"{self.driver_name} {self.driver_info}".strip()
+
+    @property
+    def has_timestamps(self) -> bool:
+        """Whether the device's queue can stamp times, in a unit that the driver tells."""
+        return self.timestamp_valid_bits > 0 and self.timestamp_period_ns > 0
 
     @property
     def is_cpu(self) -> bool:

@@ -6,6 +6,7 @@ goes wrong with one makes it say nothing, and never spoils what is being measure
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -150,9 +151,7 @@ def _counted_power(looks: Sequence[tuple[int, float | None, float | None]]) -> f
     """Watts between the first and the last step of the counter; None with fewer than two."""
     counted = [(at, joules) for at, joules, _ in looks if joules is not None]
     steps = [
-        (at, joules)
-        for (_, before), (at, joules) in zip(counted, counted[1:], strict=False)
-        if joules > before
+        (at, joules) for (_, before), (at, joules) in itertools.pairwise(counted) if joules > before
     ]
     if len(steps) < _FEWEST_STEPS:
         return None

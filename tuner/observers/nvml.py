@@ -71,9 +71,7 @@ class Nvml:
             power_w=watts,
             core_mhz=self._number(ctypes.c_uint, "nvmlDeviceGetClockInfo", _CLOCK_SM),
             memory_mhz=self._number(ctypes.c_uint, "nvmlDeviceGetClockInfo", _CLOCK_MEMORY),
-            temperature_c=self._number(
-                ctypes.c_uint, "nvmlDeviceGetTemperature", _TEMPERATURE_GPU
-            ),
+            temperature_c=self._number(ctypes.c_uint, "nvmlDeviceGetTemperature", _TEMPERATURE_GPU),
             throttle=tuple(
                 name for bit, name in _THROTTLE_REASONS.items() if int(reasons or 0) & bit
             ),

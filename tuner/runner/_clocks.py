@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -146,7 +147,7 @@ class HostClock:
             )
             samples_ns = [
                 (after - before) / submission.launches
-                for before, after in zip(ends[1:], ends[2:], strict=False)
+                for before, after in itertools.pairwise(ends[1:])
             ]
             load_ns = float(ends[1] - ends[0])
         else:

@@ -52,8 +52,14 @@ class Deadlines:
     def measure(self, info: DeviceInfo, plan: MeasurePlan) -> float:
         """Of a measurement: what the plan spends, and the launches that teach it to spend less."""
         planned_ms = 4 * (plan.warmup_ms + plan.budget_ms + plan.max_submission_ms)
+        planned_ms += plan.settle_max_ms + 2 * plan.energy_ms
         return _LOOKS * self.launch(info) + planned_ms / 1000 + self.spare_s
 
     def read_bandwidth(self, info: DeviceInfo, nbytes: int) -> float:
         """Of a calibration with reads of `nbytes`."""
         return self.upload(info, nbytes) + _SHAPES * self.measure(info, MeasurePlan())
+
+    def bandwidth_curve(self, info: DeviceInfo, sizes: tuple[int, ...]) -> float:
+        """Of a transfer over buffers of these sizes, the largest of which is uploaded."""
+        points = len(sizes) * _SHAPES * self.measure(info, MeasurePlan())
+        return self.upload(info, 2 * max(sizes, default=0)) + points

@@ -6,7 +6,6 @@ load in front of its samples, sized in time and not in launches.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import statistics
@@ -16,11 +15,10 @@ from typing import Protocol
 
 from tuner.errors import VulkanError
 from tuner.runner.protocol import MeasurePlan
-from tuner.timing import EndedBy, StoppingRule
+from tuner.timing import EndedBy
 
 MAX_LOAD_LAUNCHES = 20_000
 """Launches of load in a submission: what they cost the host to record is bounded, too."""
-MAX_BATCH_LAUNCHES = 2_000
 REFERENCES = 3
 """Launches of the reference kernel behind the samples of a submission."""
 MS = 1e6
@@ -80,12 +78,12 @@ class Clock(Protocol):
 def take_samples(clock: Clock, plan: MeasurePlan) -> Taken:
     """Time launches as `plan` says; the clock is taken to have settled."""
     estimate_ns = _estimate(clock, plan)
-    launches = launches_of_a_sample(plan, estimate_ns)
+    launches = plan.launches_of_a_sample(estimate_ns)
     taken: list[float] = []
     references: list[float] = []
     warmup_launches, retries = 0, _RETRIES
     while True:
-        rule = rule_of_samples(plan, launches)
+        rule = plan.rule_of_samples(launches)
         ended_by = rule.ended(taken)
         if ended_by is not None:
             return Taken(
@@ -101,29 +99,12 @@ def take_samples(clock: Clock, plan: MeasurePlan) -> Taken:
         if not taken and retries and _too_cold(plan, made, timed, estimate_ns):
             retries -= 1
             estimate_ns = min(estimate_ns, *timed.samples_ns)
-            launches = launches_of_a_sample(plan, estimate_ns)
+            launches = plan.launches_of_a_sample(estimate_ns)
             continue
         taken += timed.samples_ns
         references.append(statistics.median(timed.references_ns))
         warmup_launches += made.load
         estimate_ns = statistics.median_low(taken)
-
-
-def rule_of_samples(plan: MeasurePlan, launches: int) -> StoppingRule:
-    """The plan's rule for samples that are the mean of so many launches: each costs as many."""
-    rule = plan.rule
-    return dataclasses.replace(
-        rule, budget_ns=rule.budget_ns / launches, patience_ns=rule.patience_ns / launches
-    )
-
-
-def launches_of_a_sample(plan: MeasurePlan, each_ns: float) -> int:
-    """How many launches go into a sample; a batch never outlasts a submission's limit."""
-    if plan.measure == "isolated":
-        return 1
-    each = max(each_ns, 1.0)
-    wanted = plan.batch_launches or min(math.ceil(plan.batch_ms * MS / each), MAX_BATCH_LAUNCHES)
-    return max(1, min(wanted, int(plan.max_submission_ms * MS / each)))
 
 
 def next_submission(

@@ -23,13 +23,16 @@ from tuner.errors import TunerError
 from tuner.runner._worker_arrays import pack, unpack
 from tuner.runner._worker_channel import Channel, ClosedError
 from tuner.runner._worker_messages import (
+    BandwidthCurve,
     Close,
     Control,
+    EmptyLaunch,
     Execute,
     Executed,
     Hello,
     Load,
     Measure,
+    Observe,
     Prepare,
     ReadBandwidth,
     Release,
@@ -157,11 +160,25 @@ def _answer(runner: Runner, request: Any, descriptor: int | None) -> tuple[objec
             return executed, made
         case Measure():
             return runner.measure(request.job, request.workload, request.plan), None
-        case ReadBandwidth():
-            return runner.read_bandwidth(request.nbytes, samples=request.samples), None
-        case ValidationMessages():
-            return tuple(getattr(runner, "messages", ())), None
+        case _:
+            return _told(runner, request), None
     return None, None
+
+
+def _told(runner: Runner, request: Any) -> object:
+    """What the runner tells of the device, or of itself."""
+    match request:
+        case ReadBandwidth():
+            return runner.read_bandwidth(request.nbytes, samples=request.samples)
+        case BandwidthCurve():
+            return runner.bandwidth_curve(request.transfer, request.sizes)
+        case EmptyLaunch():
+            return runner.empty_launches(request.passes)
+        case Observe():
+            return runner.observe()
+        case ValidationMessages():
+            return tuple(getattr(runner, "messages", ()))
+    raise AssertionError(f"no such request: {type(request).__name__}")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import msgspec
 from tuner import errors
 from tuner.device_info import DeviceInfo
 from tuner.errors import TunerError
+from tuner.records import Transfer
 from tuner.runner._worker_arrays import Packed
 from tuner.runner.protocol import Job, MeasurePlan, OutputSpec
 
@@ -90,11 +91,40 @@ class ReadBandwidth(Message, frozen=True, kw_only=True):
     samples: int
 
 
+class BandwidthCurve(Message, frozen=True, kw_only=True):
+    """`Runner.bandwidth_curve`."""
+
+    transfer: Transfer
+    sizes: tuple[int, ...]
+
+
+class EmptyLaunch(Message, frozen=True, kw_only=True):
+    """`Runner.empty_launches`."""
+
+    passes: int
+
+
+class Observe(Message, frozen=True, kw_only=True):
+    """`Runner.observe`."""
+
+
 class ValidationMessages(Message, frozen=True, kw_only=True):
     """What the validation layer has said so far."""
 
 
-Request = Load | Unload | Prepare | Release | Execute | Measure | ReadBandwidth | ValidationMessages
+Request = (
+    Load
+    | Unload
+    | Prepare
+    | Release
+    | Execute
+    | Measure
+    | ReadBandwidth
+    | BandwidthCurve
+    | EmptyLaunch
+    | Observe
+    | ValidationMessages
+)
 Control = OpenChannel | Close
 
 

@@ -14,14 +14,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from tuner.device_info import DeviceInfo
 from tuner.errors import OutOfMemoryError, TunerError, UnknownNameError, UsageError
-from tuner.records import PassStatistics
+from tuner.records import Energy, Observation, PassStatistics, Transfer
 from tuner.runner.protocol import (
     Array,
     Bandwidth,
+    CurvePoint,
+    EmptyLaunches,
     Execution,
     Job,
     Measurement,
@@ -30,7 +33,16 @@ from tuner.runner.protocol import (
     Prepared,
 )
 
-Method = Literal["load", "prepare", "execute", "measure", "read_bandwidth"]
+Method = Literal[
+    "load",
+    "prepare",
+    "execute",
+    "measure",
+    "read_bandwidth",
+    "bandwidth_curve",
+    "empty_launches",
+    "observe",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +77,8 @@ Outputs = Callable[[Job, Workload], Mapping[str, Array]]
 """What a job writes to the output buffers; those it leaves out stay poisoned."""
 Times = Callable[[Job, Workload], float]
 """Median time of one launch in nanoseconds."""
+Watts = Callable[[Job, Workload], float]
+"""What the device draws while it launches the job."""
 Faults = Callable[[Call], TunerError | None]
 """The error that a call shall raise, None for none."""
 
@@ -92,6 +106,7 @@ class FakeRunner:
         times: how long a launch takes (default: by bytes and passes).
         faults: asked at each call whether it shall fail.
         noise: standard deviation of a sample over its median; samples are seeded by `seed`.
+        watts: what sensors tell of a job's power; None for a device without sensors.
         read_gb_s: the read bandwidth to pretend.
         prepare_seconds: how long `prepare` really sleeps.
         broken_guards: buffers that every execution reports as written past their end.
@@ -106,6 +121,7 @@ class FakeRunner:
         faults: Faults = no_faults,
         noise: float = 0.01,
         seed: int = 0,
+        watts: Watts | None = None,
         read_gb_s: float = 1000.0,
         prepare_seconds: float = 0.0,
         broken_guards: tuple[str, ...] = (),
@@ -114,7 +130,7 @@ class FakeRunner:
         self._outputs, self._times, self._faults = outputs, times, faults
         self._noise, self._random = noise, np.random.default_rng(seed)
         self._read_gb_s, self._prepare_seconds = read_gb_s, prepare_seconds
-        self._broken_guards = broken_guards
+        self._broken_guards, self._watts = broken_guards, watts
         self._lock = threading.Lock()
         self._closed = False
         self._counts: Counter[Method] = Counter()
@@ -193,9 +209,11 @@ class FakeRunner:
         self._called("measure", workload, job)
         resident = self._resident(job, workload)
         median_ns = self._times(job, resident)
+        launches = plan.launches_of_a_sample(median_ns)
+        rule = plan.rule_of_samples(launches)
         samples: list[float] = []
-        while (ended_by := plan.rule.ended(samples)) is None:
-            wanted = plan.rule.wanted(samples, median_ns)
+        while (ended_by := rule.ended(samples)) is None:
+            wanted = rule.wanted(samples, median_ns)
             noise = np.exp(self._random.normal(0.0, self._noise, wanted))
             samples += (median_ns * noise).tolist()
         return Measurement(
@@ -203,6 +221,11 @@ class FakeRunner:
             copies=resident.copies,
             warmup_launches=max(1, int(plan.warmup_ms * 1e6 / median_ns)),
             ended_by=ended_by,
+            clock="gpu_timestamps" if plan.clock == "device" else "host",
+            measure=plan.measure,
+            launches=launches,
+            observed=self._observed(job, resident),
+            energy=self._energy(job, resident, plan),
         )
 
     def read_bandwidth(self, nbytes: int, *, samples: int = 20) -> Bandwidth:
@@ -211,6 +234,48 @@ class FakeRunner:
         noise = np.exp(self._random.normal(0.0, self._noise, samples))
         times = nbytes / self._read_gb_s * noise
         return Bandwidth(bytes_read=nbytes, samples_ns=tuple(times.tolist()), detail="pretended")
+
+    def bandwidth_curve(self, transfer: Transfer, sizes: tuple[int, ...]) -> tuple[CurvePoint, ...]:
+        """The pretended read bandwidth at every size; writes have half of it."""
+        self._called("bandwidth_curve")
+        gb_s = self._read_gb_s / (2.0 if transfer == "write" else 1.0)
+        return tuple(
+            CurvePoint(nbytes=nbytes, moved_bytes=nbytes, samples_ns=(nbytes / gb_s,) * 3)
+            for nbytes in sorted(sizes)
+        )
+
+    def empty_launches(self, passes: int) -> EmptyLaunches:
+        """Two microseconds for each pass, as in `by_bytes`."""
+        self._called("empty_launches")
+        each = Measurement(
+            samples_ns=(2000.0 * passes,) * 3, copies=1, warmup_launches=1, ended_by="max_samples"
+        )
+        batched = msgspec.structs.replace(each, measure="batched", launches=10)
+        return EmptyLaunches(
+            passes=passes, isolated=each, batched=batched, submission_ns=(20_000.0,) * 3
+        )
+
+    def observe(self) -> Observation | None:
+        """Sensors, if it has a function for `watts`."""
+        self._called("observe")
+        return None if self._watts is None else Observation(source="pretended", looks=1)
+
+    def _observed(self, job: Job, resident: Workload) -> Observation | None:
+        if self._watts is None:
+            return None
+        return Observation(source="pretended", looks=1, power_w=self._watts(job, resident))
+
+    def _energy(self, job: Job, resident: Workload, plan: MeasurePlan) -> Energy | None:
+        if self._watts is None or plan.energy_ms <= 0:
+            return None
+        seconds = self._times(job, resident) / 1e9
+        launches = max(1, int(plan.energy_ms / 1e3 / seconds))
+        return Energy(
+            joules_per_launch=self._watts(job, resident) * seconds,
+            launches=launches,
+            seconds=launches * seconds,
+            method="counter",
+        )
 
     def close(self) -> None:
         """Forget everything."""

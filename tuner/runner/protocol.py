@@ -10,6 +10,8 @@ threads at once and beside the other methods; these are called by one thread at 
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
@@ -28,6 +30,8 @@ from tuner.records import (
 )
 from tuner.timing import EndedBy, StoppingRule
 
+MAX_BATCH_LAUNCHES = 2_000
+"""Launches of a batched sample: what they cost the host to record is bounded."""
 _MS = 1e6
 _SLOW_BUDGETS = 4
 
@@ -148,6 +152,24 @@ class MeasurePlan(msgspec.Struct, frozen=True, kw_only=True):
             give_up_ns=self.give_up_ns,
         )
 
+    def launches_of_a_sample(self, each_ns: float) -> int:
+        """How many launches go into a sample, if one takes `each_ns`; a batch never outlasts a
+        submission's limit."""
+        if self.measure == "isolated":
+            return 1
+        each = max(each_ns, 1.0)
+        wanted = self.batch_launches or min(
+            math.ceil(self.batch_ms * _MS / each), MAX_BATCH_LAUNCHES
+        )
+        return max(1, min(wanted, int(self.max_submission_ms * _MS / each)))
+
+    def rule_of_samples(self, launches: int) -> StoppingRule:
+        """The rule for samples that are the mean of so many launches: each costs as many."""
+        rule = self.rule
+        return dataclasses.replace(
+            rule, budget_ns=rule.budget_ns / launches, patience_ns=rule.patience_ns / launches
+        )
+
 
 ClockName = Literal["gpu_timestamps", "host"]
 
@@ -181,6 +203,16 @@ class EmptyLaunches(msgspec.Struct, frozen=True, kw_only=True):
 
     passes: int
     isolated: Measurement
+    batched: Measurement
+    submission_ns: tuple[float, ...]
+
+
+class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A transfer over a buffer of `nbytes`, again and again; samples of `moved_bytes` each."""
+
+    nbytes: int
+    moved_bytes: int
+    samples_ns: tuple[float, ...]
 
 
 class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -17,20 +15,24 @@ from tuner.compile import Compiler
 from tuner.device import open_device
 from tuner.device_info import DeviceInfo
 from tuner.errors import UnknownNameError, UsageError
+from tuner.observers import find_observer, summarised
+from tuner.records import Observation, Transfer
 from tuner.runner import _bandwidth as bandwidth
-from tuner.runner._clocks import DeviceClock, HostClock, Timestamps
+from tuner.runner._clocks import empty_submissions
 from tuner.runner._commands import TRANSFER_TO_COMPUTE, Commands
 from tuner.runner._deadlines import launch_seconds
 from tuner.runner._execution import run_checked
 from tuner.runner._launch import Launch
+from tuner.runner._measuring import Measuring
 from tuner.runner._pipelines import Pipelines
 from tuner.runner._resident import Guarded, Scratch, Workload, record_fresh
-from tuner.runner._sampling import take_samples
 from tuner.runner._staging import Staging
 from tuner.runner.matrix_probe import probe_layouts
 from tuner.runner.protocol import (
     Array,
     Bandwidth,
+    CurvePoint,
+    EmptyLaunches,
     Execution,
     Job,
     Measurement,
@@ -39,8 +41,8 @@ from tuner.runner.protocol import (
     Prepared,
 )
 
-_READS = "read bandwidth"
-"""The name of the workload that `read_bandwidth` loads for as long as it runs."""
+_CALIBRATION = "calibration"
+"""The name of the workload that calibrating methods load for as long as they run."""
 
 
 class VulkanRunner:
@@ -80,8 +82,11 @@ class VulkanRunner:
             stack.callback(self._commands.close)
             self._staging = Staging(self._memory, timeout_s)
             stack.callback(self._staging.close)
-            self._timestamps = Timestamps(device)
-            stack.callback(self._timestamps.close)
+            self._observer = find_observer(device.info)
+            if self._observer is not None:
+                stack.callback(self._observer.close)
+            self._measuring = Measuring(self._memory, self._staging, self._commands, self._observer)
+            stack.callback(self._measuring.close)
             self._scratch = Scratch(self._memory)
             stack.callback(self._scratch.close)
             self._pipelines = Pipelines(device, cache_dir)
@@ -89,7 +94,6 @@ class VulkanRunner:
             self._workloads: dict[str, Workload] = {}
             stack.callback(self._unload_all)
             self._closed = False
-            self._measured_at = -math.inf
             self._info = device.info
             self._info = self._probed(known)
             self._teardown = stack.pop_all()
@@ -160,52 +164,100 @@ class VulkanRunner:
         launch, copies = self._launch(job, self._resident(workload).copies)
         try:
             self._commands.run("making fresh", lambda recording: _record_fresh(recording, copies))
-            has_timestamps = self._device.info.timestamp_valid_bits > 0
-            taken = take_samples(
-                DeviceClock(self._timestamps, self._commands, launch)
-                if has_timestamps
-                else HostClock(self._commands, launch),
-                plan,
-                settle=not self.info.is_cpu and self._idle_ms() > plan.settle_idle_ms,
-            )
+            return self._measuring.measure(launch, plan)
         finally:
-            self._measured_at = time.monotonic()
             self._commands.when_idle(launch.close)
-        return Measurement(
-            samples_ns=taken.samples_ns,
-            copies=launch.copies,
-            warmup_launches=taken.warmup_launches,
-            ended_by=taken.ended_by,
-            clock="gpu_timestamps" if has_timestamps else "host",
-        )
-
-    def _idle_ms(self) -> float:
-        return 1000 * (time.monotonic() - self._measured_at)
 
     def read_bandwidth(self, nbytes: int, *, samples: int = 20) -> Bandwidth:
         """See `Runner.read_bandwidth`. What was read in truth is in `bytes_read`."""
         self._require_open()
         reads = bandwidth.plan_reads(self.info, nbytes, self._memory.available_bytes())
-        self._workloads[_READS] = workload = bandwidth.workload(_READS, reads)
-        timed: dict[str, tuple[float, Job]] = {}
-        try:
-            workload.allocate(self._memory)
-            workload.tile(self._staging, self._commands, bandwidth.noise())
-            for name, job in bandwidth.jobs(self.info, reads.nbytes):
-                self.prepare(job)
-                scouted = self.measure(job, _READS, bandwidth.SCOUT)
-                timed[name] = min(scouted.samples_ns), job
-            best = min(timed, key=lambda name: timed[name][0])
-            measured = self.measure(timed[best][1], _READS, bandwidth.sampling_plan(samples))
-        finally:
-            for _, job in timed.values():
-                self.release(job)
-            self.unload(_READS)
+        jobs = bandwidth.jobs(self.info, "read", reads.nbytes)
+        with self._calibrating(bandwidth.workload(_CALIBRATION, "read", reads)):
+            best, measured = self._best(jobs, bandwidth.SCOUT, bandwidth.sampling_plan(samples))
         return Bandwidth(
             bytes_read=reads.nbytes,
             samples_ns=measured.samples_ns,
             detail=f"{best}; {reads.copies} copies; {measured.clock}",
         )
+
+    def bandwidth_curve(self, transfer: Transfer, sizes: tuple[int, ...]) -> tuple[CurvePoint, ...]:
+        """See `Runner.bandwidth_curve`. Sizes are rounded down to whole granules."""
+        self._require_open()
+        buffers = 2 if transfer == "copy" else 1
+        room = self._memory.available_bytes() // buffers
+        fitting = bandwidth.fitting_sizes(self.info, sizes, room)
+        if not fitting:
+            return ()
+        largest = bandwidth.TransferPlan(max(fitting), 1)
+        with self._calibrating(bandwidth.workload(_CALIBRATION, transfer, largest)):
+            return tuple(self._curve_point(transfer, nbytes) for nbytes in fitting)
+
+    def empty_launches(self, passes: int) -> EmptyLaunches:
+        """See `Runner.empty_launches`."""
+        self._require_open()
+        job = bandwidth.empty_job(passes)
+        nothing = bandwidth.workload(
+            _CALIBRATION, "read", bandwidth.TransferPlan(bandwidth.GRANULE_BYTES, 1)
+        )
+        with self._calibrating(nothing):
+            self.prepare(job)
+            try:
+                isolated, batched = (
+                    self.measure(job, _CALIBRATION, plan) for plan in bandwidth.FLOOR_PLANS
+                )
+            finally:
+                self.release(job)
+        return EmptyLaunches(
+            passes=passes,
+            isolated=isolated,
+            batched=batched,
+            submission_ns=empty_submissions(self._commands),
+        )
+
+    def observe(self) -> Observation | None:
+        """See `Runner.observe`."""
+        self._require_open()
+        if self._observer is None:
+            return None
+        return summarised(self._observer.name, [self._observer.read()])
+
+    def _curve_point(self, transfer: Transfer, nbytes: int) -> CurvePoint:
+        moved = bandwidth.moved_bytes(self.info, nbytes)
+        jobs = bandwidth.jobs(self.info, transfer, nbytes, moved=moved)
+        _, measured = self._best(jobs, bandwidth.CURVE_SCOUT, bandwidth.CURVE_PLAN)
+        return CurvePoint(
+            nbytes=nbytes,
+            moved_bytes=2 * moved if transfer == "copy" else moved,
+            samples_ns=measured.samples_ns,
+        )
+
+    @contextlib.contextmanager
+    def _calibrating(self, workload: Workload) -> Iterator[None]:
+        """The workload, resident for the block, its inputs full of noise."""
+        self._workloads[_CALIBRATION] = workload
+        try:
+            workload.allocate(self._memory)
+            workload.tile(self._staging, self._commands, bandwidth.noise())
+            yield
+        finally:
+            self.unload(_CALIBRATION)
+
+    def _best(
+        self, jobs: Iterable[tuple[str, Job]], scout: MeasurePlan, plan: MeasurePlan
+    ) -> tuple[str, Measurement]:
+        """Name and measurement of the job that is fastest in a short measurement of each."""
+        timed: dict[str, tuple[float, Job]] = {}
+        try:
+            for name, job in jobs:
+                self.prepare(job)
+                timed[name] = 0.0, job
+                timed[name] = min(self.measure(job, _CALIBRATION, scout).samples_ns), job
+            best = min(timed, key=lambda name: timed[name][0])
+            return best, self.measure(timed[best][1], _CALIBRATION, plan)
+        finally:
+            for _, job in timed.values():
+                self.release(job)
 
     def close(self) -> None:
         """See `Runner.close`.

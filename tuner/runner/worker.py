@@ -15,13 +15,17 @@ from typing import Any, TypeVar
 
 from tuner.device_info import DeviceInfo
 from tuner.errors import NoWorkerError, TunerError
+from tuner.records import Observation, Transfer
 from tuner.runner._deadlines import Deadlines
 from tuner.runner._worker_arrays import unpack
 from tuner.runner._worker_gate import Gate
 from tuner.runner._worker_messages import (
+    BandwidthCurve,
+    EmptyLaunch,
     Execute,
     Executed,
     Measure,
+    Observe,
     Prepare,
     ReadBandwidth,
     Release,
@@ -35,6 +39,8 @@ from tuner.runner._worker_succession import Succession
 from tuner.runner.protocol import (
     Array,
     Bandwidth,
+    CurvePoint,
+    EmptyLaunches,
     Execution,
     Job,
     JobKey,
@@ -203,19 +209,35 @@ class WorkerRunner:
 
     def read_bandwidth(self, nbytes: int, *, samples: int = 20) -> Bandwidth:
         """See `Runner.read_bandwidth`."""
-        what = f"reading {nbytes} bytes"
+        seconds = self._deadlines.read_bandwidth(self._info, nbytes)
+        request = ReadBandwidth(nbytes=nbytes, samples=samples)
+        found: Bandwidth = self._calibrated(request, Bandwidth, f"reading {nbytes} bytes", seconds)
+        return found
 
-        def read(worker: Worker) -> Bandwidth:
-            bandwidth: Bandwidth = worker.ask(
-                ReadBandwidth(nbytes=nbytes, samples=samples),
-                Bandwidth,
-                what=what,
-                seconds=self._deadlines.read_bandwidth(self._info, nbytes),
-            )[0]
-            return bandwidth
+    def bandwidth_curve(self, transfer: Transfer, sizes: tuple[int, ...]) -> tuple[CurvePoint, ...]:
+        """See `Runner.bandwidth_curve`."""
+        seconds = self._deadlines.bandwidth_curve(self._info, sizes)
+        request = BandwidthCurve(transfer=transfer, sizes=sizes)
+        found: tuple[CurvePoint, ...] = self._calibrated(
+            request, tuple[CurvePoint, ...], f"the bandwidth of a {transfer} by size", seconds
+        )
+        return found
 
-        with self._gate.entered():
-            return self._made_anyhow(what, read)
+    def empty_launches(self, passes: int) -> EmptyLaunches:
+        """See `Runner.empty_launches`."""
+        seconds = 2 * self._deadlines.measure(self._info, MeasurePlan())
+        found: EmptyLaunches = self._calibrated(
+            EmptyLaunch(passes=passes), EmptyLaunches, "launches that do nothing", seconds
+        )
+        return found
+
+    def observe(self) -> Observation | None:
+        """See `Runner.observe`."""
+        seconds = self._deadlines.execute(self._info)
+        found: Observation | None = self._calibrated(
+            Observe(), Observation | None, "reading sensors", seconds
+        )
+        return found
 
     def close(self) -> None:
         """See `Runner.close`. A worker that does not end by itself is killed."""
@@ -240,6 +262,13 @@ class WorkerRunner:
                         break
         assert error is not None
         raise error
+
+    def _calibrated(self, request: Request, kind: Any, what: str, seconds: float) -> Any:
+        """Ask for what needs neither a variant nor a workload of the caller's."""
+        with self._gate.entered():
+            return self._made_anyhow(
+                what, lambda worker: worker.ask(request, kind, what=what, seconds=seconds)[0]
+            )
 
     def _made_anyhow(self, what: str, attempt: Callable[[Worker], T], *, replacing: str = "") -> T:
         """Make a call that is no variant's fault, in a worker that holds all workloads, but for one

@@ -99,6 +99,8 @@ class StoppingRule:
         return min(FIRST_LOOK_SAMPLES, self.min_samples, self.max_samples)
 
     def _is_precise(self, samples_ns: Sequence[float]) -> bool:
+        if self.precision == 0:
+            return False
         interval = median_interval(samples_ns)
         return interval.coverage >= CONFIDENCE and interval.width <= self.precision
 
