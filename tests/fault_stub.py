@@ -53,6 +53,9 @@ _METHODS: dict[Method, str] = {
     "execute": "e",
     "measure": "m",
     "read_bandwidth": "r",
+    "bandwidth_curve": "c",
+    "empty_launches": "n",
+    "observe": "o",
 }
 
 

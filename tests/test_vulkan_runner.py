@@ -39,7 +39,8 @@ def test_samples_and_warm_up_rotate_over_the_copies_without_starting_over(
     real = Launch.record
 
     def record(self: Launch, commands: Any, copy: int) -> None:
-        order.append(copy)
+        if self.copies == 3:  # and not the reference kernel's
+            order.append(copy)
         real(self, commands, copy)
 
     monkeypatch.setattr(Launch, "record", record)
@@ -60,20 +61,6 @@ def test_a_longer_launch_takes_longer(loaded_runner: VulkanRunner) -> None:
         medians.append(float(np.median(loaded_runner.measure(made, "w", plan).samples_ns)))
         loaded_runner.release(made)
     assert medians[1] > 2.0 * medians[0]
-
-
-def test_without_timestamps_the_hosts_clock_is_read(
-    loaded_runner: VulkanRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blind = msgspec.structs.replace(loaded_runner.info, timestamp_valid_bits=0)
-    monkeypatch.setattr(loaded_runner._device, "info", blind)
-    scale = job(step("scale"))
-    loaded_runner.prepare(scale)
-    measurement = loaded_runner.measure(scale, "w", QUICK)
-    loaded_runner.release(scale)
-    assert measurement.clock == "host"
-    assert len(measurement.samples_ns) >= 3
-    assert min(measurement.samples_ns) >= 1.0
 
 
 def test_reads_are_clipped_to_what_the_device_can_bind(loaded_runner: VulkanRunner) -> None:

@@ -15,6 +15,7 @@ from tests.small_kernels import COUNT, emulate, job, operands, outputs, step
 from tests.toy_family import toy_device
 from tuner.device_info import DeviceInfo
 from tuner.errors import OutOfMemoryError, UsageError
+from tuner.records import Transfer
 from tuner.runner.fake import FakeRunner
 from tuner.runner.protocol import MeasurePlan, OutputSpec, Runner
 from tuner.runner.worker import WorkerRunner
@@ -245,6 +246,39 @@ def test_read_bandwidth_says_what_it_read(runner: Runner) -> None:
     assert bandwidth.detail
 
 
+@pytest.mark.parametrize("transfer", ["read", "write", "copy"])
+def test_a_curve_has_the_sizes_that_fit_in_order(runner: Runner, transfer: Transfer) -> None:
+    points = runner.bandwidth_curve(transfer, (1 << 20, 1 << 18))
+    assert [point.nbytes for point in points] == [1 << 18, 1 << 20]
+    assert all(point.moved_bytes >= point.nbytes for point in points)
+    assert all(min(point.samples_ns) > 0.0 for point in points)
+
+
+def test_empty_launches_are_timed_in_both_measures(runner: Runner) -> None:
+    floor = runner.empty_launches(2)
+    assert floor.passes == 2
+    assert (floor.isolated.measure, floor.isolated.launches) == ("isolated", 1)
+    assert floor.batched.measure == "batched"
+    assert floor.batched.launches > 1
+    assert min(floor.submission_ns) > 0.0
+
+
+def test_sensors_may_be_missing(runner: Runner) -> None:
+    observed = runner.observe()
+    assert observed is None or observed.looks == 1
+
+
+def test_a_batched_measurement_says_how_many_launches_a_sample_has(runner: Runner) -> None:
+    scale = job(step("scale"))
+    runner.prepare(scale)
+    plan = MeasurePlan(
+        measure="batched", batch_launches=5, warmup_ms=1.0, min_samples=3, budget_ms=1.0
+    )
+    measurement = runner.measure(scale, "w", plan)
+    runner.release(scale)
+    assert (measurement.measure, measurement.launches) == ("batched", 5)
+
+
 def test_a_closed_runner_says_so(make: Callable[[], Runner]) -> None:
     runner = make()
     runner.load("w", operands(), outputs())
@@ -260,6 +294,9 @@ def test_a_closed_runner_says_so(make: Callable[[], Runner]) -> None:
         lambda: runner.execute(scale, "w"),
         lambda: runner.measure(scale, "w", QUICK),
         lambda: runner.read_bandwidth(1 << 20),
+        lambda: runner.bandwidth_curve("read", (1 << 20,)),
+        lambda: runner.empty_launches(1),
+        runner.observe,
     ):
         with pytest.raises(UsageError, match="closed"):
             call()

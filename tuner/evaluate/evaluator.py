@@ -35,6 +35,7 @@ from tuner.evaluate.residents import (
     TimedWorkload,
     load_timed,
 )
+from tuner.evaluate.timings import timing_fields
 from tuner.evaluate.trials import (
     MADE_BADLY,
     RAN_BADLY,
@@ -53,7 +54,6 @@ from tuner.oracle import Verdict, worst_of
 from tuner.problems import AnyProblem, Problem
 from tuner.records import Check, PassStatistics, Record
 from tuner.runner.protocol import Job, Measurement, MeasurePlan, Runner
-from tuner.timing import summarise
 
 SUSPICIOUS_UTILISATION = 1.05
 """Beyond this share of the read bandwidth a time is not believed at once."""
@@ -228,7 +228,7 @@ class Evaluator:
         timing: dict[str, Any] = {}
         if failure is None:
             try:
-                timing = _timing_fields(measurements)
+                timing = timing_fields(measurements)
             except MeasurementError as error:
                 failure = failure_of(error)
         info, draft = self._info, trial.draft
@@ -252,6 +252,7 @@ class Evaluator:
             pipeline_seconds=trial.pipeline_seconds,
             validate_seconds=findings.seconds,
             statistics=trial.statistics,
+            passes=0 if trial.job is None else len(trial.job.passes),
             sampler=self.session.sampler,
             note=note,
             **timing,
@@ -384,23 +385,3 @@ def _render(
         scalars=scalars,
         render=render,
     )
-
-
-def _timing_fields(measurements: Sequence[Measurement]) -> dict[str, Any]:
-    """The record's fields for the samples of all measurements together.
-
-    Raises:
-        MeasurementError: there are no samples, or impossible ones.
-    """
-    samples = tuple(sample for measured in measurements for sample in measured.samples_ns)
-    summary = summarise(samples)
-    last = measurements[-1]
-    return {
-        "samples_ns": samples,
-        "median_ns": summary.median_ns,
-        "low_ns": summary.low_ns,
-        "high_ns": summary.high_ns,
-        "copies": last.copies,
-        "clock": last.clock,
-        "ended_by": last.ended_by,
-    }

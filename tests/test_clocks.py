@@ -1,0 +1,263 @@
+"""Both clocks of a launch on pretended and real devices: narrow counters, periods, none at all."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from tests.small_kernels import job, operands, outputs, slow_step, step
+from tests.toy_device import toy_device
+from tuner.device_info import DeviceInfo
+from tuner.errors import RunTimeoutError, VulkanError
+from tuner.observers import Reading
+from tuner.runner.protocol import MeasurePlan
+
+if TYPE_CHECKING:
+    from tuner.runner._clocks import DeviceClock
+    from tuner.runner.vulkan import VulkanRunner
+
+QUICK = MeasurePlan(warmup_ms=1.0, precision=0.0, min_samples=3, max_samples=5, budget_ms=1.0)
+LAUNCH_TICKS, REFERENCE_TICKS, GAP_TICKS = 900, 70, 11
+
+
+@dataclass
+class PretendedDevice:
+    """Records what a clock records, and stamps it with a counter of `valid_bits` bits.
+
+    Above these it has whatever was there before, as the specification allows.
+    """
+
+    info: DeviceInfo
+    counter: int
+    stamps: list[int] = field(default_factory=list)
+    broken: bool = False
+
+    def stamp(self, _recording: object, query: int) -> None:
+        assert query == len(self.stamps)
+        rubbish = 0xA5 << self.info.timestamp_valid_bits
+        now = 5 if self.broken else self.counter % (1 << self.info.timestamp_valid_bits)
+        self.stamps.append((rubbish | now) & (2**64 - 1))
+        self.counter += GAP_TICKS
+
+    def read(self, count: int) -> list[int]:
+        stamps, self.stamps = self.stamps, []
+        assert len(stamps) == count
+        return stamps
+
+
+def pretended_clock(
+    monkeypatch: pytest.MonkeyPatch, bits: int, period_ns: float, start: int
+) -> tuple[DeviceClock, PretendedDevice]:
+    """A `DeviceClock` on a device that only counts."""
+    from tuner.runner import _clocks
+
+    info = toy_device(timestamp_valid_bits=bits, timestamp_period_ns=period_ns)
+    device = PretendedDevice(info, start)
+
+    class Counted:
+        def __init__(self, ticks: int) -> None:
+            self.ticks = ticks
+
+        def record(self, *_: object) -> None:
+            device.counter += self.ticks
+
+    class Commands:
+        begin = submit = wait = staticmethod(lambda *_: None)
+
+    class Queries:
+        pool = None
+
+        def __init__(self) -> None:
+            self.device, self.read = device, device.read
+
+    monkeypatch.setattr(_clocks._vk, "lib", _NoVulkan())
+    monkeypatch.setattr(_clocks, "COMPUTE_TO_COMPUTE", Counted(0))
+    monkeypatch.setattr(_clocks, "TRANSFER_TO_COMPUTE", Counted(0))
+    parts: tuple[Any, ...] = (Queries(), Commands(), Counted(LAUNCH_TICKS))
+    clock = _clocks.DeviceClock(*parts, Counted(REFERENCE_TICKS))  # type: ignore[arg-type]
+    monkeypatch.setattr(clock, "_stamp", device.stamp)
+    return clock, device
+
+
+class _NoVulkan:
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+# --- timestamps ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [36, 40, 63, 64])
+@pytest.mark.parametrize("period_ns", [1.0, 10.0, 83.333])
+@pytest.mark.parametrize("before_wrap", [0, 1, 950, 5000])
+def test_stamps_of_any_width_and_period_give_the_same_times(
+    monkeypatch: pytest.MonkeyPatch, bits: int, period_ns: float, before_wrap: int
+) -> None:
+    from tuner.runner._sampling import Submission
+
+    clock, _ = pretended_clock(monkeypatch, bits, period_ns, 2**bits - before_wrap)
+    timed = clock.run(Submission(load=3, samples=4, launches=2, references=2))
+    assert timed.load_ns == pytest.approx((3 * LAUNCH_TICKS + GAP_TICKS) * period_ns)
+    each_ns = (2 * LAUNCH_TICKS + GAP_TICKS) / 2 * period_ns
+    assert timed.samples_ns == pytest.approx((each_ns,) * 4)
+    assert timed.references_ns == pytest.approx(((REFERENCE_TICKS + GAP_TICKS) * period_ns,) * 2)
+
+
+def test_the_counters_step_is_what_divides_all_differences(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from tuner.runner._sampling import Submission
+
+    monkeypatch.setattr("tests.test_clocks.GAP_TICKS", 32)
+    monkeypatch.setattr("tests.test_clocks.LAUNCH_TICKS", 960)
+    monkeypatch.setattr("tests.test_clocks.REFERENCE_TICKS", 64)
+    clock, _ = pretended_clock(monkeypatch, 64, 2.0, 1000)
+    clock.run(Submission(samples=5, references=1))
+    assert clock.step_ns == 64.0
+
+
+def test_a_counter_that_stands_still_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tuner.runner._sampling import Submission
+
+    clock, device = pretended_clock(monkeypatch, 64, 1.0, 0)
+    device.broken = True
+    with pytest.raises(VulkanError, match="all read the same"):
+        clock.run(Submission(samples=3, references=1))
+
+
+@pytest.mark.parametrize(
+    ("bits", "period_ns", "usable"), [(64, 1.0, True), (0, 1.0, False), (36, 0.0, False)]
+)
+def test_timestamps_need_bits_and_a_period(bits: int, period_ns: float, usable: bool) -> None:
+    info = toy_device(timestamp_valid_bits=bits, timestamp_period_ns=period_ns)
+    assert info.has_timestamps == usable
+
+
+# --- on a device ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def loop(loaded_runner: VulkanRunner) -> Iterator[Any]:
+    """A job of some hundred microseconds, prepared."""
+    made = job(step("loop", count=512, factor=3000.0))
+    loaded_runner.prepare(made)
+    yield made
+    loaded_runner.release(made)
+
+
+@pytest.mark.parametrize(
+    "change", [{"timestamp_valid_bits": 0}, {"timestamp_period_ns": 0.0}], ids=["bits", "period"]
+)
+@pytest.mark.parametrize("measure", ["isolated", "batched"])
+def test_without_timestamps_the_hosts_clock_is_read(
+    loaded_runner: VulkanRunner,
+    loop: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, float],
+    measure: Any,
+) -> None:
+    blind = msgspec.structs.replace(loaded_runner.info, **change)
+    monkeypatch.setattr(loaded_runner._device, "info", blind)
+    plan = msgspec.structs.replace(QUICK, measure=measure)
+    measurement = loaded_runner.measure(loop, "w", plan)
+    assert measurement.clock == "host"
+    assert len(measurement.samples_ns) >= 3
+    assert min(measurement.samples_ns) > 1.0
+
+
+def test_both_clocks_and_both_measures_find_about_the_same(
+    loaded_runner: VulkanRunner, loop: Any
+) -> None:
+    plan = MeasurePlan(warmup_ms=5.0, min_samples=5, max_samples=10, budget_ms=30.0)
+    medians = {}
+    for clock in ("device", "host"):
+        for measure in ("isolated", "batched"):
+            chosen = msgspec.structs.replace(plan, clock=clock, measure=measure)
+            measured = loaded_runner.measure(loop, "w", chosen)
+            assert measured.measure == measure
+            assert (measured.clock == "host") == (clock == "host")
+            medians[clock, measure] = statistics.median(measured.samples_ns)
+    # A shared machine is no place for close comparisons; a factor of launches would show.
+    assert max(medians.values()) < 3 * min(medians.values())
+
+
+def test_batches_have_as_many_launches_as_asked_for(loaded_runner: VulkanRunner) -> None:
+    scale = job(step("scale"))
+    loaded_runner.prepare(scale)
+    plan = msgspec.structs.replace(QUICK, measure="batched", batch_launches=7)
+    measured = loaded_runner.measure(scale, "w", plan)
+    loaded_runner.release(scale)
+    assert measured.launches == 7
+    assert measured.warmup_launches >= 1
+
+
+def test_the_reference_kernel_is_timed_with_every_measurement(
+    loaded_runner: VulkanRunner, loop: Any
+) -> None:
+    plan = msgspec.structs.replace(QUICK, settle="always", settle_ms=10.0, settle_max_ms=40.0)
+    settled = loaded_runner.measure(loop, "w", plan).clock_state
+    unsettled = loaded_runner.measure(loop, "w", QUICK).clock_state
+    assert settled is not None
+    assert unsettled is not None
+    assert settled.settled_ms >= 10.0
+    assert unsettled.settled_ms == (0.0 if loaded_runner.info.is_cpu else unsettled.settled_ms)
+    assert all(ns > 0 for ns in (*settled.reference_ns, *unsettled.reference_ns))
+
+
+def test_empty_launches_cost_more_with_more_passes(loaded_runner: VulkanRunner) -> None:
+    floors = [loaded_runner.empty_launches(passes) for passes in (1, 8)]
+    assert [floor.passes for floor in floors] == [1, 8]
+    batched = [statistics.median(floor.batched.samples_ns) for floor in floors]
+    assert batched[1] > 1.5 * batched[0] > 0
+    assert min(floors[0].submission_ns) > 0
+
+
+def test_a_stream_that_outlasts_its_deadline_leaves_the_runner_usable(
+    open_runner: Callable[..., VulkanRunner],
+) -> None:
+    runner = open_runner(timeout_s=0.05)
+    runner.load("w", operands(), outputs())
+    slow = job(slow_step(runner.info))
+    runner.prepare(slow)
+    plan = MeasurePlan(measure="batched", batch_launches=2, clock="host", max_submission_ms=1e6)
+    with pytest.raises(RunTimeoutError):
+        runner.measure(slow, "w", plan)
+    runner.release(slow)
+    runner.unload("w")
+
+
+class Meterish:
+    """Sensors that tell of 250 W, and no counter."""
+
+    name = "pretended"
+
+    def read(self) -> Reading:
+        return Reading(power_w=250.0, core_mhz=1980.0)
+
+    def power(self) -> tuple[float | None, float | None]:
+        return None, 250.0
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def test_energy_is_metered_over_launches_back_to_back(
+    loaded_runner: VulkanRunner, loop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaded_runner._measuring, "_observer", Meterish())
+    plan = msgspec.structs.replace(QUICK, energy_ms=60.0)
+    measured = loaded_runner.measure(loop, "w", plan)
+    energy, observed = measured.energy, measured.observed
+    assert observed is not None
+    assert observed.core_mhz == (1980.0, 1980.0)
+    assert energy is not None
+    assert energy.method == "mean power"
+    assert energy.seconds >= 0.02
+    watts = energy.joules_per_launch * energy.launches / energy.seconds
+    assert watts == pytest.approx(250.0)
+    assert loaded_runner.measure(loop, "w", QUICK).energy is None
