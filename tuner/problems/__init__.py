@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import get_args
 
 from tuner.problems.base import Problem
+from tuner.problems.indexer_step import IndexerStepProblem
 from tuner.problems.paged_decode import MAX_SEQUENCES, MAX_TOKENS, PagedDecodeProblem
 
-AnyProblem = PagedDecodeProblem
+AnyProblem = PagedDecodeProblem | IndexerStepProblem
 """The union of all problem types, for decoding records."""
 
 KINDS: dict[str, type[Problem]] = {
@@ -15,4 +16,12 @@ KINDS: dict[str, type[Problem]] = {
 }
 """Every type of problem by its name in records, shape texts and workload files."""
 
-__all__ = ["KINDS", "MAX_SEQUENCES", "MAX_TOKENS", "AnyProblem", "PagedDecodeProblem", "Problem"]
+__all__ = [
+    "KINDS",
+    "MAX_SEQUENCES",
+    "MAX_TOKENS",
+    "AnyProblem",
+    "IndexerStepProblem",
+    "PagedDecodeProblem",
+    "Problem",
+]
