@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from tuner.errors import UnknownNameError
 from tuner.kernels.base import Family, Values
+from tuner.kernels.index_append import INDEX_APPEND
+from tuner.kernels.index_blocks import INDEX_BLOCKS
+from tuner.kernels.index_q import INDEX_Q
 from tuner.kernels.paged_decode_q8 import PAGED_DECODE_Q8
 
-_FAMILIES: dict[str, Family] = {f.name: f for f in (PAGED_DECODE_Q8,)}
+_FAMILIES: dict[str, Family] = {
+    f.name: f for f in (PAGED_DECODE_Q8, INDEX_APPEND, INDEX_BLOCKS, INDEX_Q)
+}
 
 
 def families() -> tuple[Family, ...]:

@@ -130,12 +130,12 @@ class IndexerStepProblem(Problem, frozen=True, kw_only=True, tag="indexer_step")
     @property
     def _geometry(self) -> str:
         usual = {
-            "capacity": (0, "of"),
+            "capacity": (0, "of "),
             "ratio": (4, "r"),
             "budget": (2048, "budget "),
-            "rotary": (64, "rot"),
-            "theta": (1e7, "theta"),
-            "eps": (1e-6, "eps"),
+            "rotary": (64, "rotary "),
+            "theta": (1e7, "theta "),
+            "eps": (1e-6, "eps "),
         }
         unusual = [
             f"{mark}{getattr(self, name):g}" if name in ("theta", "eps") else f"{mark}{value}"

@@ -1,0 +1,114 @@
+"""Queries of the indexer: every head of every row normalised, then turned by the row's position."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tuner.kernels import indexer, vector_norm
+from tuner.kernels.base import (
+    Candidate,
+    Constraint,
+    DispatchRule,
+    Family,
+    Operands,
+    Pass,
+    ValidationCase,
+)
+from tuner.kernels.indexer_operands import norm_weight, projection, row_table, steps
+from tuner.oracle.indexer_references import query_reference, sampled_query_reference
+from tuner.problems import IndexerStepProblem
+
+PARAMETERS = vector_norm.PARAMETERS
+
+
+def _heads(problem: IndexerStepProblem) -> int:
+    return problem.rows * problem.index_heads
+
+
+def _check_groups(c: Candidate) -> str | None:
+    return indexer.check_groups(c, (vector_norm.groups_rule(_heads(c.problem), c),))
+
+
+CONSTRAINTS = (
+    *vector_norm.CONSTRAINTS,
+    Constraint(needs=("strategy", "subgroup_size", "subgroups", "lanes"), check=_check_groups),
+)
+
+
+def query_pass(c: Candidate, scalars: Mapping[str, int | float]) -> Pass:
+    """The one launch over all heads of all rows."""
+    return vector_norm.vector_pass(c, "query", _heads(c.problem), scalars)
+
+
+def _dispatch(c: Candidate) -> DispatchRule:
+    return vector_norm.dispatch(c, "rows * index_heads")
+
+
+def make_operands(problem: IndexerStepProblem, inputs: str, seed: int) -> Operands:
+    """Projections; `inputs`: see `tuner.kernels.indexer_operands.projection`."""
+    rng = np.random.default_rng([seed, 13])
+    shape = (problem.rows, problem.index_heads, problem.index_dim)
+    return Operands(
+        inputs={
+            "index_projection": projection(problem, inputs, rng),
+            "index_query_weight": norm_weight(problem, rng),
+            "rope_rows": row_table(problem),
+        },
+        outputs={"index_query": (shape, np.dtype(np.float32))},
+        scalars=indexer.scalars(problem),
+    )
+
+
+def validation_cases(problem: IndexerStepProblem) -> tuple[ValidationCase, ...]:
+    """One row and many, near and far, magnitudes far apart, zeros."""
+    return steps(
+        problem,
+        {
+            "first": ("random", 1, 0, 3),
+            "some": ("random", 4, 2050, 0),
+            "many": ("random", 21, 77, 0),
+            "far": ("random", 3, 262_141, 0),
+            "magnitudes": ("magnitudes", 2, 100, 0),
+            "zeros": ("zeros", 2, 9, 0),
+        },
+    )
+
+
+def _bytes_moved(problem: IndexerStepProblem) -> int:
+    """Projections of the queries and the queries, weights and angles, each once."""
+    vectors = 8 * _heads(problem) * problem.index_dim
+    return vectors + 4 * problem.index_dim + 4 * problem.rows * problem.rotary
+
+
+INDEX_Q = Family(
+    name="index_q",
+    summary="indexer: queries of new rows (norm, rope)",
+    template="index_q.comp.jinja",
+    problem_type=IndexerStepProblem,
+    parameters=PARAMETERS,
+    constraints=CONSTRAINTS,
+    bindings=tuple(
+        indexer.BINDINGS[name]
+        for name in ("projection", "index_query_weight", "rope_rows", "index_query")
+    ),
+    push_fields=indexer.PUSH_FIELDS,
+    baseline=vector_norm.start(PARAMETERS, strategy="baseline"),
+    starts=tuple(
+        vector_norm.start(
+            PARAMETERS, strategy="lanes", subgroup_size=size, subgroups=1, lanes=size
+        )
+        for size in (32, 64, 16, 8)
+    ),
+    arithmetic=lambda _values: "f32",
+    passes=lambda c, scalars: (query_pass(c, scalars),),
+    scratch_bytes=lambda _c: {},
+    operands=make_operands,
+    reference=query_reference,
+    sampled_reference=sampled_query_reference,
+    validation_cases=validation_cases,
+    bytes_moved=_bytes_moved,
+    dispatch=_dispatch,
+    scalars=indexer.scalars,
+)

@@ -1,0 +1,167 @@
+"""What the families of the block-sparse indexer share: buffers, scalars, constants, constraints.
+
+Buffers (nb rows, I index heads, E index dimensions, R tokens a block, NBmax blocks of room):
+
+* `index_projection` float32 [nb, (I+1)*E]: I query heads, then one key;
+* `index_keys` float16 bits [max_t, E]: raw keys, one a token; as words two elements each;
+* `block_keys` float16 bits [NBmax, E]: pooled, normalised, turned keys, one a block;
+* `index_query` float32 [nb, I, E]: normalised, turned queries;
+* `scores` float32 [nb, NBmax]: valid below the row's number of complete blocks;
+* `visible` uint32 [nb, budget + R], `visible_count` uint32 [nb], `block_mask` uint32
+  [nb, ceil(NBmax / 32)]: what a selective row attends to;
+* `rope_rows` float32 [nb, rotary/2, 2], `rope_blocks` float32 [ceil(nb / R), rotary/2, 2]: cosine
+  and sine for each row's position and for the first position of each block that may complete; the
+  host computes them in float64, since a shader's cos and sin are no good for large angles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tuner.kernels.base import Binding, Candidate, Constraint, Parameter, PushField, Values
+from tuner.problems import IndexerStepProblem
+
+BINDINGS: Mapping[str, Binding] = {
+    binding.name: binding
+    for binding in (
+        Binding(name="projection", buffer="index_projection", element="float", role="input"),
+        Binding(name="projection_quads", buffer="index_projection", element="vec4", role="input"),
+        Binding(name="index_key_words", buffer="index_keys", element="uint", role="state"),
+        Binding(name="index_key_quads", buffer="index_keys", element="uvec4", role="state"),
+        Binding(name="block_key_words", buffer="block_keys", element="uint", role="state"),
+        Binding(name="block_key_quads", buffer="block_keys", element="uvec4", role="input"),
+        Binding(name="index_query", buffer="index_query", element="float", role="output"),
+        Binding(name="index_query_quads", buffer="index_query", element="vec4", role="input"),
+        Binding(
+            name="index_query_weight", buffer="index_query_weight", element="float", role="input"
+        ),
+        Binding(name="index_key_weight", buffer="index_key_weight", element="float", role="input"),
+        Binding(name="rope_rows", buffer="rope_rows", element="vec2", role="input"),
+        Binding(name="rope_blocks", buffer="rope_blocks", element="vec2", role="input"),
+        Binding(name="scores", buffer="scores", element="float", role="output"),
+        Binding(name="score_bits", buffer="scores", element="uint", role="input"),
+        Binding(name="score_quads", buffer="scores", element="uvec4", role="input"),
+        Binding(name="visible", buffer="visible", element="uint", role="output"),
+        Binding(name="visible_count", buffer="visible_count", element="uint", role="output"),
+        Binding(name="block_mask", buffer="block_mask", element="uint", role="output"),
+    )
+}
+"""Every view of every buffer by its name in GLSL, in the role it has where a step is by itself."""
+
+
+
+def as_input(name: str) -> Binding:
+    """The binding of that name where the buffer is only read."""
+    return replace(BINDINGS[name], role="input")
+
+
+PUSH_FIELDS = (
+    PushField(name="rows", type="uint"),
+    PushField(name="base_pos", type="uint"),
+    PushField(name="max_blocks", type="uint"),
+)
+"""What a launch tells every kernel of the indexer."""
+
+
+def scalars(problem: IndexerStepProblem) -> dict[str, int | float]:
+    """What the host passes beside the buffers, and what the oracle needs to know."""
+    return {
+        "rows": problem.rows,
+        "base_pos": problem.base_pos,
+        "max_blocks": problem.max_blocks,
+        "max_tokens": problem.max_tokens,
+        "index_heads": problem.index_heads,
+        "index_dim": problem.index_dim,
+        "ratio": problem.ratio,
+        "kept_blocks": problem.kept_blocks,
+        "rotary": problem.rotary,
+        "theta": problem.theta,
+        "eps": problem.eps,
+        "one_plus": problem.one_plus,
+    }
+
+
+def push(known: Mapping[str, int | float]) -> dict[str, int | float]:
+    """Values of `PUSH_FIELDS`, as far as `known` has them."""
+    return {field.name: known[field.name] for field in PUSH_FIELDS if field.name in known}
+
+
+def constants(problem: IndexerStepProblem) -> dict[str, object]:
+    """What is compiled into every kernel of the indexer: see `indexer/geometry.glsl.jinja`."""
+    return {
+        "index_heads": problem.index_heads,
+        "index_dim": problem.index_dim,
+        "ratio": problem.ratio,
+        "kept_blocks": problem.kept_blocks,
+        "rotary": problem.rotary,
+        "eps": problem.eps,
+        "one_plus": problem.one_plus,
+    }
+
+
+def by_subgroups(values: Values) -> bool:
+    """Whether a variant is built for a subgroup size: all but the baselines."""
+    return values["strategy"] != "baseline"
+
+
+SUBGROUP_SIZE = Parameter(
+    name="subgroup_size",
+    values=(8, 16, 32, 64),
+    help="lanes of a subgroup that the kernel is built for",
+    used=by_subgroups,
+)
+
+
+def required_subgroup_size(c: Candidate) -> int | None:
+    """The size that a pass of a tuned strategy must ask the device for."""
+    return int(c["subgroup_size"]) if c.device.subgroup_size_control else None
+
+
+def subgroup_operations(*operations: str) -> Constraint:
+    """A rule: the tuned strategies need these kinds of subgroup operations."""
+
+    def check(c: Candidate) -> str | None:
+        missing = sorted(set(operations) - set(c.device.subgroup_operations))
+        if missing and by_subgroups(c.values):
+            return f"the device has no subgroup operations of kind {', '.join(missing)}"
+        return None
+
+    return Constraint(needs=("strategy",), check=check)
+
+
+def _check_subgroup_size(c: Candidate) -> str | None:
+    if not by_subgroups(c.values) or c["subgroup_size"] == c.device.subgroup_size:
+        return None
+    size, device = c["subgroup_size"], c.device
+    if not device.subgroup_size_control:
+        return f"the device's subgroups have {device.subgroup_size} lanes and no size control"
+    if not device.min_subgroup_size <= size <= device.max_subgroup_size:
+        return (
+            f"subgroup size {size} is outside the device's {device.min_subgroup_size} to "
+            f"{device.max_subgroup_size}"
+        )
+    return None
+
+
+SUBGROUP_SIZE_RULE = Constraint(needs=("strategy", "subgroup_size"), check=_check_subgroup_size)
+
+
+def check_threads(c: Candidate, threads: int) -> str | None:
+    """Why a workgroup of so many threads is too large, if it is."""
+    limit = min(c.device.max_workgroup_invocations, c.device.max_workgroup_size[0])
+    return f"{threads} threads a workgroup, the device allows {limit}" if threads > limit else None
+
+
+def check_groups(c: Candidate, groups: tuple[int, ...]) -> str | None:
+    """Why a launch of so many workgroups is too large, if it is."""
+    for axis, wanted, limit in zip("xyz", groups, c.device.max_workgroup_count, strict=False):
+        if wanted > limit:
+            return f"{wanted} workgroups in {axis}, the device allows {limit}"
+    return None
+
+
+def check_buffer(c: Candidate, name: str, nbytes: int) -> str | None:
+    """Why a buffer of so many bytes is too large, if it is."""
+    limit = c.device.max_storage_buffer_bytes
+    return f"{name} takes {nbytes} bytes, the device allows {limit}" if nbytes > limit else None

@@ -1,0 +1,154 @@
+"""References for the indexer's kernels: what each step must write, and that it writes no more.
+
+Operands are those of the families in `tuner.kernels` (`index_append`, `index_blocks` …).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.oracle import indexer
+from tuner.oracle.indexer_bounds import block_key_bounds, norm_rope_bounds
+
+if TYPE_CHECKING:
+    from tuner.kernels.base import ArithmeticClass, Operands, Reference
+
+Array = npt.NDArray[Any]
+Outputs = Mapping[str, Array]
+
+
+def _reference(outputs: dict[str, Array], bounds: dict[str, Array], **more: Any) -> Reference:
+    """A reference whose bounds are the same in every arithmetic class."""
+    # tuner.kernels imports this module for its families, so its types are known only later.
+    from tuner.kernels.base import Reference
+
+    def known(_arithmetic: ArithmeticClass) -> dict[str, Array]:
+        return bounds
+
+    return Reference(outputs=outputs, bounds=known, **more)
+
+
+def _exact(rows: Array) -> Array:
+    """Bounds for rows that must be equal."""
+    return np.zeros(rows.shape[:-1])
+
+
+# ------------------------------------------------------------------ append
+
+
+def appended_keys(operands: Operands) -> Array:
+    """The new raw keys [nb, E] as float16 bits, rounded to nearest even."""
+    dims = int(operands.scalars["index_dim"])
+    with np.errstate(over="ignore"):
+        keys = operands.inputs["index_projection"][:, -dims:].astype(np.float16)
+    return np.asarray(keys.view(np.uint16))
+
+
+def append_reference(operands: Operands) -> Reference:
+    """`index_keys` [max_t, E]: the new rows, and all else as it was, bit for bit."""
+    wanted = operands.inputs["index_keys"].astype(np.float64)
+    first = int(operands.scalars["base_pos"])
+    wanted[first : first + int(operands.scalars["rows"])] = appended_keys(operands)
+    return _reference({"index_keys": wanted}, {"index_keys": _exact(wanted)})
+
+
+def sampled_append_reference(operands: Operands, _count: int) -> Reference:
+    """The new rows of `index_keys` alone."""
+    wanted = appended_keys(operands).astype(np.float64)
+    rows = int(operands.scalars["base_pos"]) + np.arange(len(wanted))
+    return _reference(
+        {"index_keys": wanted},
+        {"index_keys": _exact(wanted)},
+        seen=lambda outputs: {"index_keys": outputs["index_keys"][rows]},
+        names={"index_keys": rows},
+    )
+
+
+# ------------------------------------------------------------------ blocks
+
+
+def new_block_keys(operands: Operands) -> tuple[Array, Array, Array]:
+    """What the step completes: blocks [n], keys [n, E] before rounding, their bounds [n, E]."""
+    scalars, keys = operands.scalars, operands.inputs["index_keys"].view(np.float16)
+    ratio, base = int(scalars["ratio"]), int(scalars["base_pos"])
+    blocks = np.arange(base // ratio, (base + int(scalars["rows"])) // ratio)
+    first = base // ratio * ratio
+    raw = keys[first : first + len(blocks) * ratio]
+    mean = indexer.pooled(raw, ratio)
+    weight = operands.inputs["index_key_weight"]
+    options = {"eps": float(scalars["eps"]), "one_plus": int(scalars["one_plus"])}
+    exact = indexer.norm(mean, weight, **options)
+    rotary, theta = int(scalars["rotary"]), float(scalars["theta"])
+    exact = indexer.rope(exact, blocks * ratio, rotary, theta)
+    return blocks, exact, block_key_bounds(exact, raw, mean, weight, **options)
+
+
+def blocks_reference(operands: Operands) -> Reference:
+    """`block_keys`: each element of the new keys within its bound, all other rows bit for bit."""
+    new = sampled_blocks_reference(operands, 0)
+    blocks = new_block_keys(operands)[0]
+    before = operands.inputs["block_keys"]
+    others = np.setdiff1d(np.arange(len(before)), blocks)
+    untouched = before[others].astype(np.float64)
+
+    def seen(outputs: Outputs) -> dict[str, Array]:
+        return {**new.seen(outputs), "untouched": outputs["block_keys"][others]}
+
+    return _reference(
+        {**new.outputs, "untouched": untouched},
+        {**new.bounds("f32"), "untouched": _exact(untouched)},
+        seen=seen,
+        names={**new.names, "untouched": others},
+        zero_may_differ=new.zero_may_differ,
+    )
+
+
+def sampled_blocks_reference(operands: Operands, _count: int) -> Reference:
+    """The new keys of `block_keys` alone, an element a group."""
+    blocks, exact, bounds = new_block_keys(operands)
+
+    def seen(outputs: Outputs) -> dict[str, Array]:
+        written = outputs["block_keys"][blocks].view(np.float16)
+        return {"block_keys": written.reshape(-1, 1)}
+
+    places = [f"{block}, {dim}" for block in blocks for dim in range(exact.shape[-1])]
+    return _reference(
+        {"block_keys": exact.reshape(-1, 1)},
+        {"block_keys": bounds.ravel()},
+        seen=seen,
+        names={"block_keys": np.array(places)},
+        zero_may_differ=frozenset({"block_keys"}),
+    )
+
+
+# ------------------------------------------------------------------ queries
+
+
+def queries(operands: Operands) -> Array:
+    """Normalised and turned queries [nb, I, E]."""
+    scalars = operands.scalars
+    rows, heads = int(scalars["rows"]), int(scalars["index_heads"])
+    raw = operands.inputs["index_projection"].reshape(rows, heads + 1, -1)[:, :heads]
+    y = indexer.norm(
+        raw,
+        operands.inputs["index_query_weight"],
+        eps=float(scalars["eps"]),
+        one_plus=int(scalars["one_plus"]),
+    )
+    positions = int(scalars["base_pos"]) + np.arange(rows)
+    return indexer.rope(y, positions, int(scalars["rotary"]), float(scalars["theta"]))
+
+
+def query_reference(operands: Operands) -> Reference:
+    """`index_query` [nb, I, E]."""
+    wanted = queries(operands)
+    return _reference({"index_query": wanted}, {"index_query": norm_rope_bounds(wanted)})
+
+
+def sampled_query_reference(operands: Operands, _count: int) -> Reference:
+    """All of them: a step has few rows."""
+    return query_reference(operands)
