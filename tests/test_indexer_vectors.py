@@ -25,7 +25,7 @@ from tests.made_devices import gpu, narrow_cpu
 from tests.spirv_tools import spirv_val
 from tuner import templates, workloads
 from tuner.evaluate import ResidentCases, render_passes
-from tuner.kernels.base import Candidate, Family
+from tuner.kernels.base import Family
 from tuner.kernels.index_append import INDEX_APPEND
 from tuner.kernels.index_blocks import INDEX_BLOCKS
 from tuner.kernels.index_q import INDEX_Q
@@ -210,7 +210,11 @@ MISTAKES = {
         "block_keys",
     ),
     "turned by another entry": mistake(
-        INDEX_BLOCKS, LANES, "turned(value, rope_blocks[turn]", "turned(value, rope_blocks[0]", "keys"
+        INDEX_BLOCKS,
+        LANES,
+        "turned(value, rope_blocks[turn]",
+        "turned(value, rope_blocks[0]",
+        "keys",
     ),
     "not turned at all": mistake(
         INDEX_BLOCKS, "baseline", "if (dim < ROTARY)", "if (dim < 0u)", "block_keys"

@@ -63,7 +63,7 @@ CONSTRAINTS = (
 
 
 def blocks_pass(c: Candidate, scalars: Mapping[str, int | float]) -> Pass:
-    """The one launch, sized by the rows alone: those of its blocks that do not complete do nothing."""
+    """The one launch, sized by the rows alone: what does not complete does nothing."""
     return vector_norm.vector_pass(c, "blocks", _blocks(c.problem), scalars)
 
 
@@ -138,9 +138,7 @@ INDEX_BLOCKS = Family(
     push_fields=indexer.PUSH_FIELDS,
     baseline=vector_norm.start(PARAMETERS, strategy="baseline"),
     starts=tuple(
-        vector_norm.start(
-            PARAMETERS, strategy="lanes", subgroup_size=size, subgroups=1, lanes=size
-        )
+        vector_norm.start(PARAMETERS, strategy="lanes", subgroup_size=size, subgroups=1, lanes=size)
         for size in (32, 64, 16, 8)
     ),
     arithmetic=lambda _values: "f32",

@@ -96,9 +96,7 @@ INDEX_Q = Family(
     push_fields=indexer.PUSH_FIELDS,
     baseline=vector_norm.start(PARAMETERS, strategy="baseline"),
     starts=tuple(
-        vector_norm.start(
-            PARAMETERS, strategy="lanes", subgroup_size=size, subgroups=1, lanes=size
-        )
+        vector_norm.start(PARAMETERS, strategy="lanes", subgroup_size=size, subgroups=1, lanes=size)
         for size in (32, 64, 16, 8)
     ),
     arithmetic=lambda _values: "f32",

@@ -50,7 +50,6 @@ BINDINGS: Mapping[str, Binding] = {
 """Every view of every buffer by its name in GLSL, in the role it has where a step is by itself."""
 
 
-
 def as_input(name: str) -> Binding:
     """The binding of that name where the buffer is only read."""
     return replace(BINDINGS[name], role="input")

@@ -77,9 +77,7 @@ def groups_rule(count: int, c: Candidate) -> int:
     return -(-count // vectors(c))
 
 
-def vector_pass(
-    c: Candidate, name: str, count: int, scalars: Mapping[str, int | float]
-) -> Pass:
+def vector_pass(c: Candidate, name: str, count: int, scalars: Mapping[str, int | float]) -> Pass:
     """The one launch: each workgroup takes `vectors` of the `count` vectors."""
     baseline = c["strategy"] == "baseline"
     return Pass(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tuner.oracle.tolerance import DEVIATIONS, ROUNDING_VARIANCE, U32
-
-if TYPE_CHECKING:
-    from tuner.kernels.base import ArithmeticClass
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]

@@ -80,11 +80,11 @@ def new_block_keys(operands: Operands) -> tuple[Array, Array, Array]:
     raw = keys[first : first + len(blocks) * ratio]
     mean = indexer.pooled(raw, ratio)
     weight = operands.inputs["index_key_weight"]
-    options = {"eps": float(scalars["eps"]), "one_plus": int(scalars["one_plus"])}
-    exact = indexer.norm(mean, weight, **options)
+    eps, one_plus = float(scalars["eps"]), int(scalars["one_plus"])
+    exact = indexer.norm(mean, weight, eps=eps, one_plus=one_plus)
     rotary, theta = int(scalars["rotary"]), float(scalars["theta"])
     exact = indexer.rope(exact, blocks * ratio, rotary, theta)
-    return blocks, exact, block_key_bounds(exact, raw, mean, weight, **options)
+    return blocks, exact, block_key_bounds(exact, raw, mean, weight, eps=eps, one_plus=one_plus)
 
 
 def blocks_reference(operands: Operands) -> Reference:
