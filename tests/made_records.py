@@ -8,10 +8,21 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from tests.toy_family import toy_device
 from tuner.device_info import DeviceInfo
 from tuner.problems import PagedDecodeProblem
-from tuner.records import Calibration, Check, PassStatistics, Record
+from tuner.records import (
+    Calibration,
+    Check,
+    ClockState,
+    Curve,
+    LaunchFloor,
+    PassStatistics,
+    Record,
+    Transfer,
+)
 from tuner.timing import summarise
 
 BASELINE = {
@@ -178,6 +189,33 @@ def made_calibration(device: DeviceInfo | None = None) -> Calibration:
         points=((2**28, 0.93 * top), (2**31, top)),
         samples_ns=(467_000.0, 466_900.0, 467_100.0),
         method="pure read, 16 bytes a thread, 256 threads",
+    )
+
+
+def made_full_calibration(device: DeviceInfo | None = None) -> Calibration:
+    """As `made_calibration`, with curves that have the plateaus of two caches, and floors."""
+    quick = made_calibration(device)
+    top = quick.read_gb_s
+
+    def speed(nbytes: int) -> float:
+        return top * (2.0 if nbytes <= 2**21 else 1.7 if nbytes <= 2**25 else 1.0)
+
+    shares: tuple[tuple[Transfer, float], ...] = (("read", 1.0), ("write", 0.8), ("copy", 0.88))
+    return msgspec.structs.replace(
+        quick,
+        reason="made",
+        curves=tuple(
+            Curve(
+                transfer=transfer,
+                points=tuple((2**power, share * speed(2**power)) for power in range(18, 32)),
+            )
+            for transfer, share in shares
+        ),
+        floors=tuple(
+            LaunchFloor(passes=n, isolated_ns=1100.0 + 2000.0 * n, batched_ns=1900.0 * n)
+            for n in (1, 2, 3)
+        ),
+        clock_state=ClockState(reference_ns=(66_000.0,)),
     )
 
 

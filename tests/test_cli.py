@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import resource
 import signal
 import subprocess
@@ -297,7 +298,7 @@ def test_figures_of_cpu_drivers_are_said_to_mean_nothing(
     run: Run, tuned: tuple[Path, Ran], vulkan_selector: str | None
 ) -> None:
     kind = json.loads((only_folder(tuned[0]) / "device.json").read_text())["kind"]
-    assert ("is a CPU driver: figures from it prove" in tuned[1].err) == (kind == "cpu")
+    assert tuned[1].err.count("is a CPU driver: figures from it prove") == (kind == "cpu")
 
 
 def test_a_second_run_measures_nothing_again(run_on_device: Run, copied: Path) -> None:
@@ -448,13 +449,22 @@ def test_nothing_to_export_or_plot(run: Run, tmp_path: Path) -> None:
 # Single measurements
 
 
-def test_calibrate_stores_what_it_measures(run_on_device: Run, tmp_path: Path) -> None:
-    measured = run_on_device("calibrate", "--out", tmp_path, "--json").json()
-    sizes = [nbytes for nbytes, _ in measured["points"]]
-    assert sizes == sorted(sizes)
-    assert measured["read_gb_s"] == measured["points"][-1][1] > 0
+def test_calibrate_stores_what_it_measures_and_draws_it(
+    run_on_device: Run, tmp_path: Path, vulkan_selector: str | None
+) -> None:
+    ran = run_on_device("calibrate", "--out", tmp_path, "--plot", code=0)
     lines = (only_folder(tmp_path) / "calibrations.jsonl").read_text().splitlines()
-    assert json.loads(lines[0])["content"]["session"] == measured["session"]
+    stored = json.loads(lines[0])["content"]
+    sizes = [nbytes for nbytes, _ in stored["points"]]
+    assert sizes == sorted(sizes)
+    assert stored["read_gb_s"] == stored["points"][-1][1] > 0
+    assert [curve["transfer"] for curve in stored["curves"]] == ["read", "write", "copy"]
+    assert [floor["passes"] for floor in stored["floors"]] == [1, 2, 3]
+    assert all(floor["batched_ns"] > 0 for floor in stored["floors"])
+    assert "launch floor of 2 passes: " in ran.out
+    assert "256 KiB" in ran.out
+    assert (only_folder(tmp_path) / "plots" / "bandwidth.png").is_file()
+    assert ran.err.count("is a CPU driver") <= 1
 
 
 def test_bench_compares_a_variant_with_the_baseline(run_on_device: Run) -> None:
@@ -463,8 +473,12 @@ def test_bench_compares_a_variant_with_the_baseline(run_on_device: Run) -> None:
     assert [each["state"] for each in measured["records"]] == ["correct", "correct"]
     baseline, variant = (each["values"] for each in measured["records"])
     assert (baseline["strategy"], variant["split"]) == ("baseline", "count:2")
-    shown = run_on_device(*arguments, "--no-baseline", code=0).out
+    assert [each["passes"] for each in measured["records"]] == [1, 2]
+    assert [each["passes"] for each in measured["calibration"]["floors"]] == [1, 2]
+    shown = run_on_device(*arguments, "--no-baseline", "--measure", "batched", code=0).out
     assert "variant: strategy=" in shown
+    assert re.search(r"variant +[\d.,]+ .* \d+ x \d+ +(budget|precise|max_samples) ", shown)
+    assert "launch floor of 2 passes: " in shown
     assert "baseline" not in shown
 
 

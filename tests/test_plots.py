@@ -20,12 +20,15 @@ from tests.made_records import (
     BASELINE,
     decode,
     gpu,
+    made_calibration,
+    made_full_calibration,
     made_record,
     made_run,
     software,
     twelve_problems,
 )
 from tuner import plots
+from tuner.device_info import DeviceInfo
 from tuner.plots import style
 from tuner.records import Record
 
@@ -295,3 +298,27 @@ def test_plots_need_no_display_and_no_pyplot() -> None:
         check=True,
     )
     assert done.stdout.strip() == "False"
+
+
+# --- bandwidth -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", [gpu(), software()], ids=["gpu", "software"])
+def test_bandwidth_curves_have_every_point_and_the_ceiling(device: DeviceInfo) -> None:
+    calibration = made_full_calibration(device)
+    figure = plots.bandwidth_curves(calibration, device)
+    assert_legible(figure)
+    axes = figure.axes[0]
+    for curve, line in zip(calibration.curves, axes.lines, strict=False):
+        assert list(zip(*line.get_data(), strict=True)) == [*curve.points]
+    assert axes.lines[-1].get_ydata() == [calibration.read_gb_s] * 2
+    said = " ".join(words(figure))
+    assert f"nothing cached: {calibration.read_gb_s:,.4g} GB/s" in said
+    assert "2026-11-29" in said
+    assert (style.SOFTWARE_NOTE in header(figure)) == device.is_cpu
+
+
+def test_without_curves_the_picture_says_what_to_do() -> None:
+    figure = plots.bandwidth_curves(made_calibration(), gpu())
+    assert_legible(figure)
+    assert "no curves yet: run `tuner calibrate`" in words(figure)

@@ -135,6 +135,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.bytes_moved / self.median_ns if self.median_ns else None
 
     @property
+    def energy_j_per_token(self) -> float | None:
+        """Energy of a launch for each token that it decodes, J; None without a measured one.
+
+        A launch decodes one token of each sequence.
+        """
+        if self.energy is None:
+            return None
+        return self.energy.joules_per_launch / self.problem.tokens_made
+
+    @property
     def utilisation(self) -> float | None:
         """Achieved bandwidth over the measured read bandwidth, None if either is unknown."""
         if self.gb_s is None or not self.read_gb_s:

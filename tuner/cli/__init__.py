@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from tuner import __version__
-from tuner.cli import describe, measure, report, tune, verify
+from tuner.cli import bench, calibrate, describe, report, tune, verify
 from tuner.errors import TunerError
 
 
@@ -66,8 +66,8 @@ app.command("devices")(describe.devices)
 app.command("families")(describe.families)
 app.command("show")(describe.show)
 app.command("verify")(verify.verify)
-app.command("calibrate")(measure.calibrate)
-app.command("bench")(measure.bench)
+app.command("calibrate")(calibrate.calibrate)
+app.command("bench")(bench.bench)
 app.command("tune")(tune.tune)
 app.command("export")(report.export)
 app.command("plot")(report.plot)

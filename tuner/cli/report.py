@@ -129,15 +129,17 @@ def save_plots(store: Store) -> list[Path]:
         ResultsError: there is nothing to draw, or the folder cannot be written to.
     """
     from tuner.errors import ResultsError
-    from tuner.plots import PLOTS, save
+    from tuner.plots import PLOTS, bandwidth_curves, save
 
     if not store.records():
         raise ResultsError(store.folder, "no records to plot: tune first")
-    folder = store.folder / PLOTS_FOLDER
-    return [
-        save(draw(store.records(), store.device()), folder / f"{name}.png")
-        for name, draw in PLOTS.items()
-    ]
+    folder, device = store.folder / PLOTS_FOLDER, store.device()
+    figures = {name: draw(store.records(), device) for name, draw in PLOTS.items()}
+    whole = [each for each in store.calibrations() if each.is_full]
+    if whole:
+        last = max(whole, key=lambda each: each.time)
+        figures["bandwidth"] = bandwidth_curves(last, device)
+    return [save(figure, folder / f"{name}.png") for name, figure in figures.items()]
 
 
 def spirv_cache(cache: Path | None) -> Path:
@@ -168,7 +170,8 @@ def _makers(info: DeviceInfo, compiler: Compiler) -> tuple[Build, Identify]:
 
     def identify(family: Family, record: Record) -> str:
         candidate = candidate_of(family, record.problem, record.values)
-        passes = render_passes(family, candidate.values, record.problem, info)
+        scalars = family.timing_scalars(record.problem)
+        passes = render_passes(family, candidate.values, record.problem, info, scalars=scalars)
         its_card = msgspec.structs.replace(info, uuid=record.device_uuid)
         there = Candidate(candidate.values, record.problem, its_card)
         return variant_key(family, there, passes, compiler.identity)

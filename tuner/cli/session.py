@@ -19,16 +19,9 @@ if TYPE_CHECKING:
     from tuner.errors import OutOfMemoryError
     from tuner.kernels.base import Family
     from tuner.problems import Problem
-    from tuner.records import Calibration
     from tuner.results import Store
-    from tuner.runner.protocol import Runner
     from tuner.runner.vulkan import VulkanRunner
     from tuner.runner.worker import WorkerRunner
-
-_MIB = 2**20
-CPU_READS = (16 * _MIB, 64 * _MIB)
-GPU_READS = (64 * _MIB, 256 * _MIB, 1024 * _MIB, 2048 * _MIB)
-"""Bytes of the calibration's reads, ascending: the ceiling depends on the size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,37 +80,6 @@ def _in_worker(selector: str | None, validation: bool, cache: Path) -> WorkerRun
 def session_name() -> str:
     """A name for this run, unique among runs, in order of time."""
     return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(2)}"
-
-
-def calibrate(runner: Runner, session: str) -> Calibration:
-    """Measure the device's read bandwidth at a few sizes; the largest is the ceiling.
-
-    Raises:
-        OutOfMemoryError: not even the smallest read fits.
-    """
-    from tuner.evaluate import utc_now
-    from tuner.records import Calibration
-    from tuner.runner.protocol import Bandwidth
-    from tuner.timing import summarise
-
-    info = runner.info
-    points: dict[int, tuple[float, Bandwidth]] = {}
-    for nbytes in CPU_READS if info.is_cpu else GPU_READS:
-        read = runner.read_bandwidth(nbytes)
-        median_ns = summarise(read.samples_ns).median_ns
-        points[read.bytes_read] = (read.bytes_read / median_ns, read)
-    largest, (read_gb_s, read) = max(points.items())
-    return Calibration(
-        time=utc_now(),
-        session=session,
-        device=info.name,
-        device_uuid=info.uuid,
-        driver=info.driver,
-        read_gb_s=read_gb_s,
-        points=tuple(sorted((nbytes, gb_s) for nbytes, (gb_s, _) in points.items())),
-        samples_ns=read.samples_ns,
-        method=f"pure read of {largest / _MIB:,.0f} MiB, median; {read.detail}",
-    )
 
 
 @contextmanager

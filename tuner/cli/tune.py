@@ -93,7 +93,8 @@ def tune(
     is measured twice. Ctrl-C ends the search after the trial at work, exports the best so far and
     exits with 130.
     """
-    from tuner.cli.session import calibrate, open_store, opened, session_name, warn_of_cpu
+    from tuner import calibration as calibrating
+    from tuner.cli.session import open_store, opened, session_name, warn_of_cpu
 
     choice = options.ProblemChoice(
         shapes=shape,
@@ -119,8 +120,12 @@ def tune(
         with open_store(out, info) as store:
             warn_of_cpu(info)
             note(f"{info.name} ({info.driver}): measuring the read bandwidth")
-            calibration = calibrate(open_device.runner, session_name())
+            calibration = calibrating.up_to_date(
+                open_device.runner, session_name(), store.calibrations()
+            )
             store.append_calibration(calibration)
+            if calibration.is_full:
+                note(f"calibrated in full: {calibration.reason}")
             note(f"read bandwidth {bandwidth(calibration.read_gb_s)} GB/s ({calibration.method})")
             journal = storage or store.folder / STUDIES
             result = _search(open_device, tasks, store, journal, settings, calibration)
@@ -129,7 +134,7 @@ def tune(
     if json:
         print_json(_as_json(result, calibration, folder, written))
     else:
-        _print_result(result, info, folder, written)
+        _print_result(result, folder, written)
     if result.interrupted:
         raise typer.Exit(INTERRUPTED)
     if result.error or written.error or any(each.best is None for each in result.problems):
@@ -222,9 +227,7 @@ def _write(store: Store, device: Opened) -> _Written:
     return _Written(best_config=exported.path, plots=plots)
 
 
-def _print_result(result: RunResult, info: DeviceInfo, folder: Path, written: _Written) -> None:
-    from tuner.cli.session import warn_of_cpu
-
+def _print_result(result: RunResult, folder: Path, written: _Written) -> None:
     say()
     print_table(
         ("problem", "baseline µs", "best µs", "speed-up", "of read", "trials", "failed"),
@@ -245,7 +248,6 @@ def _print_result(result: RunResult, info: DeviceInfo, folder: Path, written: _W
         note(f"stopped early: {result.error}")
     if result.interrupted:
         note("interrupted: run the same command again to go on")
-    warn_of_cpu(info)
 
 
 def _row(result: ProblemResult) -> tuple[str, ...]:

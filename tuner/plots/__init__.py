@@ -8,6 +8,7 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from tuner.plots.bandwidth import bandwidth_curves
 from tuner.plots.comparison import Results, device_comparison
 from tuner.plots.history import search_history
 from tuner.plots.influence import Influence, influences, parameter_influence
@@ -18,6 +19,7 @@ __all__ = [
     "PLOTS",
     "Influence",
     "Results",
+    "bandwidth_curves",
     "device_comparison",
     "influences",
     "parameter_influence",

@@ -68,11 +68,18 @@ def source(records: Sequence[Record], device: DeviceInfo | None) -> Source:
 
 
 def new_figure(
-    width: float, body: float, *, title: str, sources: Sequence[Source], note: str = ""
+    width: float,
+    body: float,
+    *,
+    title: str,
+    sources: Sequence[Source],
+    note: str = "",
+    software: bool = False,
 ) -> Figure:
     """An empty figure, `width` inches wide with `body` inches below its header.
 
     The header says what is shown and what it was measured with. Axes added later keep clear of it.
+    `software`: what is shown without sources comes from a CPU driver.
     """
     lines: list[tuple[str, str]] = []
     for each in sources:
@@ -80,6 +87,8 @@ def new_figure(
         if each.software:
             lines.append((SOFTWARE_NOTE, VERMILION))
     lines += [(line, FAINT) for line in _wrapped(note, width)]
+    if software:
+        lines.append((SOFTWARE_NOTE, VERMILION))
     header = 0.46 + _LINE_INCHES * len(lines)
     height = header + body
     below_header = (0.0, 0.0, 1.0, body / height)

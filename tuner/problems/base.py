@@ -41,6 +41,11 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
         return " ".join(f"{name} {value}" for name, value in fields.items())
 
     @property
+    def tokens_made(self) -> int:
+        """Tokens that a launch decodes: one for each sequence, unless a problem says otherwise."""
+        return int(getattr(self, "sequences", 1))
+
+    @property
     def extent(self) -> int:
         """The last of `SIZES`: what a plot has on its axis."""
         return int(getattr(self, self.SIZES[-1]))

@@ -30,6 +30,8 @@ from tuner.records import (
 )
 from tuner.timing import EndedBy, StoppingRule
 
+ENERGY_MS = 1000.0
+"""Load over which energy is measured: meters step some ten times a second."""
 MAX_BATCH_LAUNCHES = 2_000
 """Launches of a batched sample: what they cost the host to record is bounded."""
 _MS = 1e6
@@ -221,6 +223,8 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
     bytes_read: int
     samples_ns: tuple[float, ...]
     detail: str
+    clock_state: ClockState | None = None
+    observed: Observation | None = None
 
 
 class Runner(Protocol):

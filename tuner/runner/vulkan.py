@@ -179,6 +179,8 @@ class VulkanRunner:
             bytes_read=reads.nbytes,
             samples_ns=measured.samples_ns,
             detail=f"{best}; {reads.copies} copies; {measured.clock}",
+            clock_state=measured.clock_state,
+            observed=measured.observed,
         )
 
     def bandwidth_curve(self, transfer: Transfer, sizes: tuple[int, ...]) -> tuple[CurvePoint, ...]:

@@ -1,4 +1,4 @@
-"""`calibrate` and `bench`: what the device reads in a second, and what one variant takes."""
+"""`bench`: what one variant takes, beside the baseline and beside a launch that does nothing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tuner.cli import options
+from tuner.cli.calibrate import launch_floors
 from tuner.cli.output import bandwidth, microseconds, note, percent, print_json, print_table, say
 
 if TYPE_CHECKING:
@@ -15,37 +16,21 @@ if TYPE_CHECKING:
     from tuner.cli.session import Opened
     from tuner.kernels.base import Family, Values
     from tuner.problems import Problem
-    from tuner.records import Calibration, Record
+    from tuner.records import Calibration, Measure, Record
+    from tuner.runner.protocol import MeasurePlan
 
-
-def calibrate(
-    *,
-    device: options.Device = None,
-    out: options.Out = options.RESULTS,
-    cache: options.Cache = None,
-    in_process: options.InProcess = False,
-    json: options.Json = False,
-) -> None:
-    """Measure and store the device's read bandwidth."""
-    from tuner.cli.session import calibrate as measure_reads
-    from tuner.cli.session import open_store, opened, session_name, warn_of_cpu
-
-    with (
-        opened(device, cache=cache, in_process=in_process) as open_device,
-        open_store(out, open_device.info) as store,
-    ):
-        warn_of_cpu(open_device.info)
-        measured = measure_reads(open_device.runner, session_name())
-        store.append_calibration(measured)
-    if json:
-        print_json(measured)
-        return
-    print_table(
-        ("read", "GB/s"),
-        [(f"{nbytes / 2**20:,.0f} MiB", bandwidth(gb_s)) for nbytes, gb_s in measured.points],
-        right=("read", "GB/s"),
-    )
-    say(f"{measured.device} reads {bandwidth(measured.read_gb_s)} GB/s ({measured.method})")
+MEASURES = ("isolated", "batched")
+_COLUMNS = (
+    "median µs",
+    "interval µs",
+    "floor µs",
+    "samples",
+    "ended by",
+    "GB/s",
+    "of read",
+    "error",
+    "bound",
+)
 
 
 def bench(
@@ -63,6 +48,17 @@ def bench(
     lengths: options.Lengths = "equal",
     block_size: options.BlockSize = 16,
     workload: options.Workload = None,
+    measure: Annotated[
+        str,
+        typer.Option(
+            "--measure",
+            metavar="|".join(MEASURES),
+            help="A sample is one launch, or many back to back: for launches of microseconds.",
+        ),
+    ] = "isolated",
+    energy: Annotated[
+        bool, typer.Option("--energy", help="Measure energy, too, where the device has a meter.")
+    ] = False,
     cache: options.Cache = None,
     in_process: options.InProcess = False,
     json: options.Json = False,
@@ -71,10 +67,12 @@ def bench(
 
     Both are validated first; nothing is stored. Exit code 1 if a variant fails.
     """
-    from tuner import kernels
-    from tuner.cli.session import calibrate as measure_reads
+    from msgspec import structs
+
+    from tuner import calibration, kernels
     from tuner.cli.session import misfit, opened, session_name, warn_of_cpu
 
+    plan = _plan(measure, energy)
     chosen = kernels.family(family)
     choice = options.ProblemChoice(
         shapes=shape,
@@ -93,18 +91,33 @@ def bench(
                 raise error
         variants = [_variants(chosen, assignments, problem, info, baseline) for problem in problems]
         warn_of_cpu(info)
-        calibration = measure_reads(open_device.runner, session_name())
+        measured = calibration.quick(open_device.runner, session_name())
         records = [
             record
             for problem, named in zip(problems, variants, strict=True)
-            for record in _timed(open_device, chosen, problem, named, calibration)
+            for record in _timed(open_device, chosen, problem, named, measured, plan)
         ]
+        passes = sorted({record.passes for record in records if record.passes})
+        floors = tuple(calibration.launch_floor(open_device.runner, each) for each in passes)
+        measured = structs.replace(measured, floors=floors)
     if json:
-        print_json({"calibration": calibration, "records": records})
+        print_json({"calibration": measured, "records": records})
     else:
-        _print_records(records, chosen, calibration)
+        _print_records(records, chosen, measured)
+        if energy and not any(record.energy for record in records):
+            note(f"no energy: no meter of {info.name} was found")
     if any(record.state != "correct" for record in records):
         raise typer.Exit(1)
+
+
+def _plan(measure: str, energy: bool) -> MeasurePlan:
+    from tuner.errors import UnknownNameError
+    from tuner.runner.protocol import ENERGY_MS, MeasurePlan
+
+    if measure not in MEASURES:
+        raise UnknownNameError("measure", measure, MEASURES)
+    kind: Measure = "batched" if measure == "batched" else "isolated"
+    return MeasurePlan(measure=kind, energy_ms=ENERGY_MS if energy else 0.0)
 
 
 def _variants(
@@ -128,10 +141,11 @@ def _timed(
     problem: Problem,
     variants: Sequence[Values],
     calibration: Calibration,
+    plan: MeasurePlan,
 ) -> list[Record]:
     from tuner.evaluate import Evaluator, Session
 
-    session = Session(name=calibration.session, read_gb_s=calibration.read_gb_s)
+    session = Session(name=calibration.session, read_gb_s=calibration.read_gb_s, plan=plan)
     evaluator = Evaluator(device.runner, device.compiler, family, problem, session=session)
     try:
         return [evaluator.run(values) for values in variants]
@@ -145,32 +159,46 @@ def _print_records(records: Sequence[Record], family: Family, calibration: Calib
 
     known = dict(space.canonical(family, family.baseline))
     names = ["baseline" if record.values == known else "variant" for record in records]
+    metered = any(record.energy for record in records)
+    columns = (*_COLUMNS, "mJ/token") if metered else _COLUMNS
     print_table(
-        ("problem", "", "median µs", "interval µs", "samples", "GB/s", "of read", "error", "bound"),
+        ("problem", "", *columns),
         [
-            (record.problem.label, name, *_cells(record))
+            (record.problem.label, name, *_cells(record, calibration)[: len(columns)])
             for record, name in zip(records, names, strict=True)
         ],
-        right=("median µs", "interval µs", "samples", "GB/s", "of read", "error", "bound"),
+        right=tuple(name for name in columns if name != "ended by"),
     )
     say()
     say(f"read bandwidth: {bandwidth(calibration.read_gb_s)} GB/s ({calibration.method})")
     for text in dict.fromkeys(describe(family, record.values) for record in records):
         label = "baseline" if text == describe(family, known) else "variant"
         say(f"{label}: {text}")
+    for line in launch_floors(calibration):
+        say(line)
     for record in records:
         if record.state != "correct":
             note(f"{record.state}: {record.problem.label}: {record.error}")
 
 
-def _cells(record: Record) -> tuple[str, ...]:
-    check = record.check
+def _cells(record: Record, calibration: Calibration) -> tuple[str, ...]:
+    check, floor = record.check, calibration.floor(record.passes)
+    floor_ns = None if floor is None else getattr(floor, f"{record.measure}_ns")
+    per_token = record.energy_j_per_token
     return (
         microseconds(record.median_ns) if record.state == "correct" else record.state,
         f"{microseconds(record.low_ns)} to {microseconds(record.high_ns)}",
-        str(len(record.samples_ns)),
+        microseconds(floor_ns),
+        _samples(record),
+        record.ended_by or "-",
         bandwidth(record.gb_s),
         percent(record.utilisation),
         "-" if check is None else f"{check.error:.1e}",
         "-" if check is None else f"{check.bound:.1e}",
+        "-" if per_token is None else f"{1e3 * per_token:.3g}",
     )
+
+
+def _samples(record: Record) -> str:
+    count = len(record.samples_ns)
+    return str(count) if record.launches == 1 else f"{count} x {record.launches}"
