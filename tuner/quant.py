@@ -141,3 +141,64 @@ def _refuse_unquantisable(peak: Array) -> None:
             f"cannot quantise a vector with largest magnitude {tiny.min():.3g}: 127 divided by it "
             f"overflows float32 below {SMALLEST_PEAK:.3g}; scale it up or flush it to zero"
         )
+
+
+# ------------------------------------------------------------------ groups of 32, planar
+
+GROUP_CODES = 32
+"""Codes that share a scale in the planar cache."""
+PLANE_BYTES = 16384
+"""Both planes of a planar cache end at multiples of this."""
+
+
+def planar_layout(tokens: int, row: int) -> tuple[int, int]:
+    """Where the scale plane begins and how large the buffer is, in bytes, for one side.
+
+    Codes int8 [tokens, row] from byte 0; scales float16 [tokens, row/32] after them. What is
+    between the planes and after the second belongs to nothing.
+    """
+    scale_offset = -(-tokens * row // PLANE_BYTES) * PLANE_BYTES
+    scale_bytes = tokens * (row // GROUP_CODES) * 2
+    return scale_offset, scale_offset + -(-scale_bytes // PLANE_BYTES) * PLANE_BYTES
+
+
+def quantise_groups(x: Array) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
+    """Quantise groups of 32 along the last axis: x [..., row] to codes int8 [..., row] and scales
+    float16 [..., row/32].
+
+    float32 throughout, as a device does it: with a = max|x| of a group and d = a/127, the codes are
+    x/d rounded half to even, from the d that is not yet rounded to float16. A zero group has codes
+    0 and scale 0; scales from 65,520 on become infinite, and those below 2^-25 zero.
+
+    Raises:
+        UsageError: a number that is not finite.
+    """
+    grouped = np.asarray(x, np.float32).reshape(*x.shape[:-1], -1, GROUP_CODES)
+    peak = np.abs(grouped).max(axis=-1)
+    if not np.isfinite(peak).all():
+        raise UsageError(
+            "cannot quantise groups with infinite or NaN elements: int8 codes have no value for "
+            "them; replace them first"
+        )
+    scales = peak / np.float32(CODE_MAX)
+    divisor = np.where(scales > 0, scales, np.float32(1))[..., None]
+    quotients = np.where(scales[..., None] > 0, grouped / divisor, np.float32(0))
+    codes = np.clip(np.rint(quotients), -CODE_MAX, CODE_MAX).astype(np.int8)
+    with np.errstate(over="ignore"):
+        return codes.reshape(x.shape), scales.astype(np.float16)
+
+
+def append_rows(
+    buffer: npt.NDArray[np.uint32], rows: Array, *, first: int, scale_offset: int
+) -> None:
+    """Quantise rows [n, row] into one side of a planar cache, at tokens `first` on, in place.
+
+    Everything else in the buffer keeps its bits.
+    """
+    count, row = rows.shape
+    codes, scales = quantise_groups(rows)
+    code_bytes, scale_halves = buffer.view(np.int8), buffer.view(np.float16)
+    code_bytes[first * row : (first + count) * row] = codes.ravel()
+    groups = row // GROUP_CODES
+    start = scale_offset // 2 + first * groups
+    scale_halves[start : start + count * groups] = scales.ravel()

@@ -6,9 +6,11 @@ from typing import get_args
 
 from tuner.problems.base import Problem
 from tuner.problems.indexer_step import IndexerStepProblem
+from tuner.problems.kv_append import KvAppendProblem
+from tuner.problems.norm_rope import NormRopeProblem
 from tuner.problems.paged_decode import MAX_SEQUENCES, MAX_TOKENS, PagedDecodeProblem
 
-AnyProblem = PagedDecodeProblem | IndexerStepProblem
+AnyProblem = PagedDecodeProblem | IndexerStepProblem | NormRopeProblem | KvAppendProblem
 """The union of all problem types, for decoding records."""
 
 KINDS: dict[str, type[Problem]] = {
@@ -22,6 +24,8 @@ __all__ = [
     "MAX_TOKENS",
     "AnyProblem",
     "IndexerStepProblem",
+    "KvAppendProblem",
+    "NormRopeProblem",
     "PagedDecodeProblem",
     "Problem",
 ]

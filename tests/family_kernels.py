@@ -1,0 +1,94 @@
+"""Kernels of any family on a device under test: judged by the oracle, or launched on operands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tuner import templates
+from tuner.compile import Compiler
+from tuner.evaluate import Evaluator, Findings, Render, ResidentCases, build_job
+from tuner.evaluate.residents import output_specs
+from tuner.kernels.base import Candidate, Family, Operands, Values
+from tuner.kernels.space import parse_values, require_legal
+from tuner.problems import Problem
+from tuner.runner.protocol import Execution, Runner
+from tuner.templates import Rendered
+
+COMPILER = Compiler()
+
+
+def variant(family: Family, text: str, runner: Runner) -> Values:
+    """A variant from its meaningful parameters, "teams lanes=8 …"; the first word is the strategy,
+    what is not said is neutral, and the subgroup size is the device's."""
+    strategy, *assignments = text.split()
+    size = [] if strategy == "baseline" else [f"subgroup_size={runner.info.subgroup_size}"]
+    return parse_values(family, [f"strategy={strategy}", *size, *assignments], family.baseline)
+
+
+def judged(
+    runner: Runner,
+    family: Family,
+    problem: Problem,
+    text: str,
+    *,
+    cases: ResidentCases | None = None,
+    render: Render = templates.render,
+) -> Findings:
+    """What validation finds in a variant chosen for a problem.
+
+    Raises:
+        IllegalVariantError: it is not legal there.
+    """
+    evaluator = Evaluator(runner, COMPILER, family, problem, cases=cases, render=render)
+    trial = evaluator.prepare(evaluator.draft(variant(family, text, runner)))
+    try:
+        return evaluator.validate(trial)
+    finally:
+        evaluator.release(trial)
+        evaluator.close()
+
+
+def launched(
+    runner: Runner, family: Family, problem: Problem, operands: Operands, text: str
+) -> Execution:
+    """One launch of a legal variant on the given operands; nothing past their ends is written."""
+    values = variant(family, text, runner)
+    require_legal(family, values, problem, runner.info)
+    job = build_job(family, Candidate(values, problem, runner.info), operands.scalars, COMPILER).job
+    runner.load("launched", operands.inputs, output_specs(operands))
+    runner.prepare(job)
+    try:
+        execution = runner.execute(job, "launched")
+    finally:
+        runner.release(job)
+        runner.unload("launched")
+    assert execution.broken_guards == ()
+    return execution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mistake:
+    """In a variant's GLSL `wrong` stands for each `right`; `says` is in the verdict."""
+
+    variant: str
+    right: str
+    wrong: str
+    says: str = "is off by"
+
+    def render(self, template: str, context: Mapping[str, Any]) -> Rendered:
+        """As `tuner.templates.render`, with the mistake."""
+        rendered = templates.render(template, context)
+        assert self.right in rendered.text, f"no longer in the template: {self.right}"
+        return replace(rendered, text=rendered.text.replace(self.right, self.wrong))
+
+
+def assert_caught(
+    runner: Runner, family: Family, problem: Problem, mistake: Mistake, cases: ResidentCases
+) -> None:
+    """The variant fails with the mistake in it."""
+    found = judged(runner, family, problem, mistake.variant, cases=cases, render=mistake.render)
+    assert found.failure is not None
+    assert found.failure.state == "correctness"
+    assert mistake.says in found.failure.error

@@ -1,0 +1,112 @@
+"""Teams of lanes: each takes a vector at a time, several make a workgroup, many workgroups a grid.
+
+Parameters and constraints of kernels whose template includes `_team.glsl.jinja`. They mean nothing
+to the strategy "baseline", which is written with shared memory alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tuner.device_info import DeviceInfo
+from tuner.kernels.base import Candidate, Constraint, Parameter, Values
+
+BASELINE_THREADS = 128
+
+
+def by_teams(values: Values) -> bool:
+    """Whether the strategy is another than the baseline."""
+    return values["strategy"] != "baseline"
+
+
+PARAMETERS = (
+    Parameter(
+        name="subgroup_size",
+        values=(8, 16, 32, 64),
+        help="lanes of a subgroup that the kernel is built for",
+        used=by_teams,
+    ),
+    Parameter(
+        name="subgroups", values=(1, 2, 4, 8, 16), help="subgroups per workgroup", used=by_teams
+    ),
+    Parameter(
+        name="lanes",
+        values=(1, 2, 4, 8, 16, 32, 64),
+        help="lanes of a team, which share one vector",
+        used=by_teams,
+    ),
+)
+
+
+def teams(c: Candidate) -> int:
+    """Teams of a workgroup."""
+    return int(c["subgroups"] * c["subgroup_size"] // c["lanes"])
+
+
+def constants(c: Candidate) -> Mapping[str, object]:
+    """What `_team.glsl.jinja` needs beside the parameters."""
+    return {"teams": teams(c)}
+
+
+def required_size(c: Candidate) -> int | None:
+    """The subgroup size that a pipeline must ask for."""
+    asks = by_teams(c.values) and c.device.subgroup_size_control
+    return int(c["subgroup_size"]) if asks else None
+
+
+def linear_grid(workgroups: int, device: DeviceInfo) -> tuple[int, int, int]:
+    """Workgroup counts in x and y that hold at least so many, numbered x first.
+
+    Most devices allow no more than 65,535 in each direction. Kernels must leave alone the few
+    workgroups beyond.
+    """
+    rows = -(-workgroups // device.max_workgroup_count[0])
+    return (-(-workgroups // rows), rows, 1) if rows else (1, 1, 1)
+
+
+def most_workgroups(device: DeviceInfo) -> int:
+    """Workgroups of the largest grid that `linear_grid` can make."""
+    return device.max_workgroup_count[0] * device.max_workgroup_count[1]
+
+
+def _check_operations(c: Candidate) -> str | None:
+    missing = {"basic", "shuffle"} - set(c.device.subgroup_operations)
+    if by_teams(c.values) and missing:
+        return f"the device has no subgroup operations of kind {', '.join(sorted(missing))}"
+    return None
+
+
+def _check_size(c: Candidate) -> str | None:
+    size, device = c["subgroup_size"], c.device
+    if not by_teams(c.values) or size == device.subgroup_size:
+        return None
+    if not device.subgroup_size_control:
+        return f"the device's subgroups have {device.subgroup_size} lanes and no size control"
+    if not device.min_subgroup_size <= size <= device.max_subgroup_size:
+        return (
+            f"subgroup size {size} is outside the device's {device.min_subgroup_size} to "
+            f"{device.max_subgroup_size}"
+        )
+    return None
+
+
+def _check_workgroup(c: Candidate) -> str | None:
+    threads = c["subgroups"] * c["subgroup_size"] if by_teams(c.values) else BASELINE_THREADS
+    limit = min(c.device.max_workgroup_invocations, c.device.max_workgroup_size[0])
+    if threads > limit:
+        return f"{threads} threads a workgroup, the device allows {limit}"
+    return None
+
+
+def _check_lanes(c: Candidate) -> str | None:
+    if by_teams(c.values) and c["lanes"] > c["subgroup_size"]:
+        return f"a team of {c['lanes']} lanes is more than the subgroup's {c['subgroup_size']}"
+    return None
+
+
+CONSTRAINTS = (
+    Constraint(needs=("strategy",), check=_check_operations),
+    Constraint(needs=("strategy", "subgroup_size"), check=_check_size),
+    Constraint(needs=("strategy", "subgroup_size", "subgroups"), check=_check_workgroup),
+    Constraint(needs=("strategy", "subgroup_size", "lanes"), check=_check_lanes),
+)
