@@ -9,12 +9,14 @@ from tuner.kernels.index_blocks import INDEX_BLOCKS
 from tuner.kernels.index_q import INDEX_Q
 from tuner.kernels.kv_append import KV_APPEND_Q8
 from tuner.kernels.norm_rope import QK_NORM_ROPE
+from tuner.kernels.paged_attention import PAGED_ATTENTION
 from tuner.kernels.paged_decode_q8 import PAGED_DECODE_Q8
 
 _FAMILIES: dict[str, Family] = {
     f.name: f
     for f in (
         PAGED_DECODE_Q8,
+        PAGED_ATTENTION,
         INDEX_APPEND,
         INDEX_BLOCKS,
         INDEX_Q,

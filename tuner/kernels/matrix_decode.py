@@ -54,7 +54,7 @@ def constants(c: Candidate) -> dict[str, object]:
         "score_rows": rows,
         "score_columns": columns,
         "score_elements": elements,
-        "column_masks": _sharing_masks(layout.c.lane_column),
+        "column_masks": sharing_masks(layout.c.lane_column),
         "row_words": row_words(c.problem.head_size),
         "shared_words": _pool_words(c),
         "padding": WEIGHT_PADDING,
@@ -142,7 +142,7 @@ def _score_elements(
     )
 
 
-def _sharing_masks(lane_base: tuple[int, ...]) -> tuple[int, ...]:
+def sharing_masks(lane_base: tuple[int, ...]) -> tuple[int, ...]:
     """The bits of a lane's number that do not change its base: lanes that share columns."""
     lanes = range(len(lane_base))
     bits = (1 << bit for bit in range(len(lane_base).bit_length() - 1))
@@ -192,7 +192,7 @@ def _check_shape(c: Candidate) -> str | None:
         return "exchange=convert needs NV cooperative matrix 2 with conversions"
     if len(layout.a.lane_row) != c["subgroup_size"]:
         return f"layouts were probed for subgroups of {len(layout.a.lane_row)} lanes"
-    sharing = 1 << len(_sharing_masks(layout.c.lane_column))
+    sharing = 1 << len(sharing_masks(layout.c.lane_column))
     if sharing * len(set(layout.c.lane_column)) != len(layout.c.lane_column):
         return "the lanes that hold one head's scores do not differ in whole bits"
     if c.problem.block_size % layout.shape.m:

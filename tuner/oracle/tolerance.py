@@ -44,6 +44,12 @@ OUTPUT_ROUNDINGS = 16.0
 """Units for the division (2.5 ulp), the value scale, the merge's factors and the store."""
 LOGIT_ROUNDINGS = 4.0
 """Multiplications and subtractions after the dot product, each of one unit of the logit."""
+SMALLEST_SUM = 1e-10
+"""Where a log-sum-exp is wanted, the sum of weights of an empty context counts as this."""
+LOG_ERROR = 2.0**-21
+"""What Vulkan allows a logarithm to be off by where its argument is from 0.5 to 2."""
+LOG_ROUNDINGS = 8.0
+"""Units of maximum, log-sum-exp and 1 for the logarithm (3 ulp), its factor, the sum, the store."""
 DIRECTIONS = 32
 DIRECTION_SEED = 20_260_103
 TOKEN_CHUNK = 4096
@@ -95,9 +101,14 @@ class _Heads:
 
 def error_bounds(arithmetic: ArithmeticClass, groups: HeadGroups) -> Floats:
     """Largest 2-norm [N, G] that the error of each head's output may have in a correct kernel."""
+    return output_bounds(ROUNDINGS[arithmetic], groups)
+
+
+def output_bounds(rounding: Rounding, groups: HeadGroups) -> Floats:
+    """`error_bounds` of an arithmetic that is given by its roundings."""
     if not groups.key_codes.shape[1]:
         return np.zeros(groups.query.shape[:2])
-    rounding, heads = ROUNDINGS[arithmetic], _heads(groups)
+    heads = _heads(groups)
     logit_variance, query_variance = _logit_variances(rounding, heads)
     independent = (heads.p**2 * logit_variance * heads.distance**2).sum(axis=-1)
     spread = (heads.p * (logit_variance + query_variance)).sum(axis=-1)
@@ -108,6 +119,25 @@ def error_bounds(arithmetic: ArithmeticClass, groups: HeadGroups) -> Floats:
         + _systematic(rounding, heads)
     )
     return result
+
+
+def log_sum_bounds(rounding: Rounding, groups: HeadGroups) -> Floats:
+    """Largest error [N, G] of the natural log-sum-exp of each head in a correct kernel."""
+    if not groups.key_codes.shape[1]:
+        return np.full(groups.query.shape[:2], LOG_ROUNDINGS * U32 * (1 - np.log(SMALLEST_SUM)))
+    heads = _heads(groups)
+    peak = heads.z.max(axis=-1)
+    own, query = _logit_variances(rounding, heads)
+    weights = (heads.p**2).sum(axis=-1)
+    variance = (heads.p**2 * own).sum(axis=-1)
+    variance += rounding.sum_unit**2 * _sum_variance(heads.p.shape[-1], weights, np.ones(()))
+    below = peak[..., None] - heads.z
+    exponential = (heads.p * U32 * (EXP_ROUNDINGS + EXP_SLOPE * below)).sum(axis=-1)
+    # One error of a rounded query moves all tokens: its shares add up linearly.
+    shared = DEVIATIONS * (heads.p * np.sqrt(query)).sum(axis=-1)
+    total = peak - np.log(heads.p.max(axis=-1))
+    last = LOG_ERROR + LOG_ROUNDINGS * U32 * (np.abs(peak) + np.abs(total) + 1)
+    return np.asarray(DEVIATIONS * np.sqrt(variance) + exponential + shared + last)
 
 
 def _heads(groups: HeadGroups) -> _Heads:

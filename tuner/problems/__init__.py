@@ -8,9 +8,16 @@ from tuner.problems.base import Problem
 from tuner.problems.indexer_step import IndexerStepProblem
 from tuner.problems.kv_append import KvAppendProblem
 from tuner.problems.norm_rope import NormRopeProblem
+from tuner.problems.paged_attention import PagedAttentionProblem
 from tuner.problems.paged_decode import MAX_SEQUENCES, MAX_TOKENS, PagedDecodeProblem
 
-AnyProblem = PagedDecodeProblem | IndexerStepProblem | NormRopeProblem | KvAppendProblem
+AnyProblem = (
+    PagedDecodeProblem
+    | PagedAttentionProblem
+    | IndexerStepProblem
+    | NormRopeProblem
+    | KvAppendProblem
+)
 """The union of all problem types, for decoding records."""
 
 KINDS: dict[str, type[Problem]] = {
@@ -26,6 +33,7 @@ __all__ = [
     "IndexerStepProblem",
     "KvAppendProblem",
     "NormRopeProblem",
+    "PagedAttentionProblem",
     "PagedDecodeProblem",
     "Problem",
 ]

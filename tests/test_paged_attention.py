@@ -1,0 +1,363 @@
+"""Paged attention with log-sum-exp: right on every geometry and golden vector, and valid SPIR-V."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.attention_kernels import (
+    COMPILER,
+    golden_operands,
+    golden_problem,
+    judged,
+    launched,
+    variant,
+)
+from tests.golden_vectors import load, names
+from tests.made_devices import gpu, narrow_cpu
+from tests.spirv_tools import spirv_val
+from tuner import templates
+from tuner.device_info import DeviceInfo
+from tuner.evaluate import ResidentCases, render_passes
+from tuner.kernels.base import Candidate, Values
+from tuner.kernels.paged_attention import PAGED_ATTENTION as FAMILY
+from tuner.kernels.paged_attention import bytes_moved
+from tuner.kernels.space import legal, pairwise, reasons
+from tuner.oracle import judge
+from tuner.oracle.paged_attention import forward_reference
+from tuner.problems import PagedAttentionProblem
+from tuner.templates import Rendered
+
+if TYPE_CHECKING:
+    from tuner.runner.vulkan import VulkanRunner
+
+GOLDEN = names("s2_forward_*")
+
+
+def problem(
+    head_size: int = 64, block_size: int = 16, group: int = 4, kv_heads: int = 2, **changes: Any
+) -> PagedAttentionProblem:
+    sizes: dict[str, Any] = {"batch": 2, "query_tokens": 8, "context": 200, **changes}
+    return PagedAttentionProblem(
+        query_heads=group * kv_heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        block_size=block_size,
+        **sizes,
+    )
+
+
+@pytest.fixture(scope="module")
+def cases(vulkan_runner: VulkanRunner) -> Iterator[ResidentCases]:
+    """Validation cases that the variants of one geometry share."""
+    resident = ResidentCases(vulkan_runner, FAMILY)
+    yield resident
+    resident.close()
+
+
+# Golden vectors
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "baseline",
+        "lanes tile_rows=2 lanes_per_token=8 split=count:4 combine_slices=2",
+        "tiles subgroups=4 tile_rows=16 tile_tokens=8 lanes_per_row=8",
+    ],
+    ids=lambda text: text.split()[0],
+)
+def test_golden_vectors(vulkan_runner: VulkanRunner, name: str, text: str) -> None:
+    golden = load(name)
+    operands = golden_operands(golden)
+    done = launched(vulkan_runner, FAMILY, golden_problem(golden), operands, text)
+    assert done.broken_guards == ()
+    verdict = judge(done.outputs, forward_reference(operands), "f32", name)
+    assert verdict.ok, verdict.message
+    assert golden.differences(done.outputs) == []
+
+
+def test_no_vector_is_missing() -> None:
+    assert len(GOLDEN) == 12
+
+
+# Geometries
+
+COVERED = {
+    # head size, block size, query heads per KV head, KV heads, element type
+    (64, 8, 8, 1, "bf16"): """
+    baseline
+    lanes subgroups=4 tile_rows=4 lanes_per_token=8 split=count:8 combine_slices=4
+    tiles subgroups=8 tile_rows=32 tile_tokens=16 lanes_per_row=4 split=tokens:256
+    """,
+    (80, 16, 7, 2, "f16"): """
+    baseline
+    lanes subgroups=2 tile_rows=1 lanes_per_token=2 tokens_unrolled=4
+    tiles subgroups=2 tile_rows=16 tile_tokens=16 lanes_per_row=4 kv_buffers=2
+    """,
+    (96, 5, 1, 3, "f32"): """
+    lanes tile_rows=1 lanes_per_token=8 tokens_unrolled=4 split=device:8
+    tiles subgroups=4 tile_rows=16 tile_tokens=8 lanes_per_row=8
+    """,
+    (128, 32, 4, 2, "bf16"): """
+    lanes subgroups=8 tile_rows=4 lanes_per_token=8 tokens_unrolled=2 split=count:4
+    tiles subgroups=4 tile_rows=16 tile_tokens=16 lanes_per_row=8 kv_buffers=2 split=count:2
+    """,
+    (192, 16, 2, 1, "f16"): """
+    lanes tile_rows=2 lanes_per_token=8
+    tiles subgroups=4 tile_rows=16 tile_tokens=16 lanes_per_row=4
+    """,
+    (256, 16, 2, 1, "f32"): """
+    baseline
+    lanes tile_rows=1 lanes_per_token=8 split=count:2
+    tiles subgroups=4 tile_rows=16 tile_tokens=8 lanes_per_row=8
+    """,
+}
+"""Geometries with every head size and element type that must work, and variants that between them
+hold most values of the parameters."""
+VARIANTS = [
+    pytest.param(geometry, line.strip(), id=f"d{geometry[0]}-{geometry[4]}-{line.split()[0]}")
+    for geometry, lines in COVERED.items()
+    for line in lines.strip().splitlines()
+]
+
+
+@pytest.mark.parametrize(("geometry", "text"), VARIANTS)
+def test_every_geometry_is_right(
+    vulkan_runner: VulkanRunner,
+    cases: ResidentCases,
+    geometry: tuple[int, int, int, int, str],
+    text: str,
+) -> None:
+    *sizes, element = geometry
+    found = judged(vulkan_runner, FAMILY, problem(*sizes, element=element), text, cases=cases)
+    assert found.failure is None
+    assert found.check is not None
+    assert found.check.cases == 10
+
+
+@pytest.mark.parametrize("geometry", [(64, 16, 4, 2), (96, 5, 1, 1)])
+@pytest.mark.parametrize(
+    "text", ["split=none", "prefetch=1 exchange=convert split=none", "prefetch=1 split=count:4"]
+)
+def test_matrices_are_right_where_the_device_has_them(
+    vulkan_runner: VulkanRunner,
+    cases: ResidentCases,
+    geometry: tuple[int, int, int, int],
+    text: str,
+) -> None:
+    info, of = vulkan_runner.info, problem(*geometry, element="f16")
+    shapes = [each.shape for each in info.matrix_layouts if each.shape.a_type == "float16"]
+    if not shapes:
+        pytest.skip("this device has no cooperative matrices of 16-bit floats")
+    m, n, k = shapes[0].m, shapes[0].n, shapes[0].k
+    rows = f"matrix subgroups=2 tile_rows={2 * m} tile_tokens=16 matrix_shape={m}x{n}x{k}"
+    if found := reasons(FAMILY, variant(FAMILY, f"{rows} {text}", info), of, info):
+        pytest.skip("; ".join(found))
+    assert judged(vulkan_runner, FAMILY, of, f"{rows} {text}", cases=cases).failure is None
+
+
+# Kernels broken on purpose
+
+LANES = "lanes subgroups=2 tile_rows=4 lanes_per_token=8 split=count:4"
+TILES = "tiles subgroups=4 tile_rows=16 tile_tokens=8 lanes_per_row=8"
+SEEN = "int(row / GROUP) + 1 + push.q_offset"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mistake:
+    """In one pass of a variant, `wrong` stands for each `right`; `says` is in the verdict."""
+
+    variant: str
+    right: str
+    wrong: str
+    pass_name: str = "attend"
+    says: str = "2-norm"
+
+    def render(self, template: str, context: Mapping[str, Any]) -> Rendered:
+        """As `tuner.templates.render`, with the mistake."""
+        rendered = templates.render(template, context)
+        if context["pass_name"] != self.pass_name:
+            return rendered
+        assert self.right in rendered.text, f"no longer in the template: {self.right}"
+        return replace(rendered, text=rendered.text.replace(self.right, self.wrong))
+
+
+MISTAKES = {
+    "mask one key short": Mistake(
+        variant=TILES, right=SEEN, wrong="int(row / GROUP) + push.q_offset"
+    ),
+    "mask from the corner, whatever the offset": Mistake(
+        variant=LANES, right=SEEN, wrong="int(row / GROUP) + 1"
+    ),
+    "mask of rows instead of query tokens": Mistake(
+        variant=TILES, right=SEEN, wrong="int(row) + 1 + push.q_offset"
+    ),
+    "not cut at the context": Mistake(
+        variant="baseline",
+        pass_name="baseline",
+        right="0, int(push.context)",
+        wrong="0, int(push.context) + 1",
+    ),
+    "heads of a group interleaved": Mistake(
+        variant=LANES,
+        right="kv_head * GROUP + row % GROUP",
+        wrong="row % GROUP * push.kv_heads + kv_head",
+    ),
+    "neighbouring token": Mistake(
+        variant=TILES,
+        right="token % BLOCK_SIZE)",
+        wrong="(token % BLOCK_SIZE > 0u ? token % BLOCK_SIZE - 1u : 0u))",
+    ),
+    "log-sum-exp in base 2": Mistake(
+        variant=LANES,
+        pass_name="combine",
+        right="peak * 0.6931471805599453",
+        wrong="peak",
+        says="lse",
+    ),
+    "log-sum-exp of an empty row": Mistake(
+        variant=TILES,
+        right="float total = max(weight, 1e-10)",
+        wrong="float total = max(weight, 1e-9)",
+        says="lse",
+    ),
+    "split lost in the combine": Mistake(
+        variant=LANES,
+        pass_name="combine",
+        right="part < parts;",
+        wrong="part < (parts > 1u ? parts - 1u : parts);",
+    ),
+    "weight of one lane": Mistake(
+        variant=TILES, right="weight[r] += subgroupShuffleXor(weight[r], step);", wrong=""
+    ),
+    "poisoned tail of a block": Mistake(
+        variant=TILES,
+        right="token < end ? values",
+        wrong="token < push.context + 1u ? values",
+        says="NaN",
+    ),
+    "rows not written": Mistake(
+        variant=TILES, right="own_first + r < rows", wrong="own_first + r < rows - 1u", says="NaN"
+    ),
+    "write past the output": Mistake(
+        variant=TILES,
+        right="void main() {",
+        wrong="void main() {\n    if (gl_LocalInvocationIndex == 0u) { attention[push.batch * "
+        "push.query_heads * push.query_tokens * CHUNKS] = uvec4(0u); }",
+        says="past the end of out",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=list(MISTAKES))
+def test_a_broken_kernel_is_caught(
+    vulkan_runner: VulkanRunner, cases: ResidentCases, mistake: Mistake
+) -> None:
+    found = judged(
+        vulkan_runner, FAMILY, problem(), mistake.variant, cases=cases, render=mistake.render
+    )
+    assert found.failure is not None
+    assert found.failure.state == "correctness"
+    assert mistake.says in found.failure.error
+
+
+@pytest.mark.parametrize("text", ["baseline", LANES, TILES], ids=["baseline", "lanes", "tiles"])
+def test_what_is_broken_here_was_right(
+    vulkan_runner: VulkanRunner, cases: ResidentCases, text: str
+) -> None:
+    assert judged(vulkan_runner, FAMILY, problem(), text, cases=cases).failure is None
+
+
+# Without a device
+
+ON_PAPER = {
+    "narrow CPU": (narrow_cpu(), problem(64, context=1024)),
+    "GPU": (gpu(), problem(128, query_tokens=64, context=1024, element="f16")),
+    "GPU bf16": (gpu(), problem(80, query_tokens=64, context=1024, element="bf16")),
+}
+on_paper = pytest.mark.parametrize(("device", "of"), ON_PAPER.values(), ids=list(ON_PAPER))
+
+
+@functools.cache
+def pairs(device: DeviceInfo, of: PagedAttentionProblem) -> tuple[Values, ...]:
+    """Variants that between them hold every pair of parameter values."""
+    return pairwise(legal(FAMILY, of, device))
+
+
+def sources(values: Values, of: PagedAttentionProblem, device: DeviceInfo) -> list[str]:
+    scalars = FAMILY.timing_scalars(of)
+    passes = render_passes(FAMILY, values, of, device, scalars=scalars)
+    return [each.rendered.text for each in passes]
+
+
+@on_paper
+def test_kernels_are_valid_spirv(device: DeviceInfo, of: PagedAttentionProblem) -> None:
+    rendered = {
+        each.rendered.text: each.rendered
+        for values in pairs(device, of)
+        for each in render_passes(FAMILY, values, of, device, scalars=FAMILY.timing_scalars(of))
+    }
+    kernels = {COMPILER.compile(each, values={}).spirv for each in rendered.values()}
+    assert len(kernels) > 40
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(spirv_val, kernels))
+
+
+@on_paper
+def test_the_kernels_that_are_timed_are_the_kernels_that_are_validated(
+    device: DeviceInfo, of: PagedAttentionProblem
+) -> None:
+    for values in pairs(device, of)[::3]:
+        wanted = sources(values, of, device)
+        validated = FAMILY.validation_values(Candidate(values, of, device))
+        first, *_, last = FAMILY.validation_cases(of)
+        for case in (first, last):
+            assert not reasons(FAMILY, validated, case.problem, device)
+            assert sources(validated, case.problem, device) == wanted
+
+
+def test_spaces_are_large_and_every_strategy_is_in_them() -> None:
+    found = {name: legal(FAMILY, of, device) for name, (device, of) in ON_PAPER.items()}
+    assert {values["strategy"] for values in found["GPU"]} == {
+        "baseline",
+        "lanes",
+        "tiles",
+        "matrix",
+    }
+    assert {values["strategy"] for values in found["GPU bf16"]} == {"baseline", "lanes", "tiles"}
+    assert all(len(variants) > 500 for variants in found.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "of", "says"),
+    [
+        ("baseline", problem(36, element="f16"), "head size 36 is no multiple of 8"),
+        ("lanes lanes_per_token=4", problem(80, element="f16"), "share the 10 chunks"),
+        ("lanes tile_rows=8 lanes_per_token=1", problem(128), "use more lanes_per_token"),
+        ("lanes tile_rows=32", problem(), "up to 16 rows"),
+        ("matrix", problem(64, element="bf16"), "not bf16"),
+        ("lanes", problem(batch=40_000), "80000 workgroups in z"),
+        ("baseline", problem(batch=3000, query_tokens=1000), "workgroups in x"),
+        ("tiles tile_rows=128 tile_tokens=64 lanes_per_row=8", problem(256), "shared memory"),
+    ],
+)
+def test_what_is_not_supported_has_a_reason(
+    text: str, of: PagedAttentionProblem, says: str
+) -> None:
+    device = narrow_cpu()
+    assert says in "; ".join(reasons(FAMILY, variant(FAMILY, text, device), of, device))
+
+
+def test_bytes_moved_count_what_some_row_sees_once() -> None:
+    decode = problem(128, query_tokens=1, context=100, element="f16")
+    vectors = 2 * 8 * 2 * 128
+    assert bytes_moved(decode) == 2 * (2 * 100 * 2 * 128 * 2 + vectors) + 2 * 8 * 4 + 4 * 2 * 7
+    corner = problem(128, query_tokens=1, context=100, element="f16", causal="top_left")
+    assert bytes_moved(corner) == 2 * (2 * 1 * 2 * 128 * 2 + vectors) + 2 * 8 * 4 + 4 * 2

@@ -1,0 +1,405 @@
+"""Paged attention with log-sum-exp: any number of query tokens a sequence, pools [NB, BS, Hkv, D].
+
+Semantics are those of the second system. The query heads of a KV head and the query tokens are one
+list of rows that share keys, so that decode steps and prefills differ in the number of rows only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tuner.kernels import attention_strategies as strategies
+from tuner.kernels.attention_operands import make_operands, scalars, validation_cases
+from tuner.kernels.base import (
+    ArithmeticClass,
+    Binding,
+    Candidate,
+    Constraint,
+    Family,
+    Parameter,
+    Pass,
+    PushField,
+    Values,
+)
+from tuner.kernels.splits import MANY_PARTS, POLICIES, SplitPlan, split_plan
+from tuner.oracle.paged_attention import forward_reference, sampled_forward_reference
+from tuner.problems import PagedAttentionProblem
+
+MAX_SPLITS = 1024
+BASELINE_THREADS = 256
+
+
+def _cooperates(values: Values) -> bool:
+    return values["strategy"] != "baseline"
+
+
+def _by_lanes(values: Values) -> bool:
+    return values["strategy"] == "lanes"
+
+
+def _by_tiles(values: Values) -> bool:
+    return values["strategy"] == "tiles"
+
+
+PARAMETERS = (
+    Parameter(
+        name="strategy",
+        values=("baseline", "lanes", "tiles", "matrix"),
+        help="baseline: one thread per query row, two passes over K. lanes: for few rows, KV goes "
+        "straight to registers. tiles: KV tiles in shared memory, for many rows. matrix: the same "
+        "with cooperative matrices",
+    ),
+    Parameter(
+        name="subgroup_size",
+        values=(8, 16, 32, 64),
+        help="lanes of a subgroup that the kernel is built for",
+        used=_cooperates,
+    ),
+    Parameter(
+        name="subgroups", values=(1, 2, 4, 8, 16), help="subgroups per workgroup", used=_cooperates
+    ),
+    Parameter(
+        name="tile_rows",
+        values=(1, 2, 4, 8, 16, 32, 64, 128),
+        help="rows (query tokens times query heads of a KV head) of one workgroup",
+        used=_cooperates,
+    ),
+    Parameter(
+        name="lanes_per_token",
+        values=(1, 2, 4, 8, 16, 32),
+        help="lanes that share the dimensions of one token",
+        used=_by_lanes,
+    ),
+    Parameter(
+        name="tokens_unrolled",
+        values=(1, 2, 4, 8),
+        help="tokens each group of lanes loads before it computes",
+        used=_by_lanes,
+    ),
+    Parameter(
+        name="tile_tokens",
+        values=(8, 16, 32, 64, 128),
+        help="tokens of a tile staged by the whole workgroup",
+        used=lambda values: values["strategy"] in ("tiles", "matrix"),
+    ),
+    Parameter(
+        name="lanes_per_row",
+        values=(2, 4, 8, 16, 32),
+        help="lanes that share the scores and sums of a row",
+        used=_by_tiles,
+    ),
+    Parameter(
+        name="kv_buffers",
+        values=(1, 2),
+        help="2: keys and values are staged together, 1: one after the other in the same place",
+        used=_by_tiles,
+    ),
+    Parameter(
+        name="matrix_shape",
+        values=strategies.SHAPES,
+        help="cooperative-matrix shape: rows x tokens x terms",
+        used=strategies.by_matrix,
+    ),
+    Parameter(
+        name="exchange",
+        values=("shared", "convert"),
+        help="how weights pass from accumulator to operand: through shared memory, or by the "
+        "conversion of NV cooperative matrix 2",
+        used=strategies.by_matrix,
+    ),
+    Parameter(
+        name="prefetch",
+        values=(0, 1),
+        help="1: the loads of the next tile are issued before the present one is computed",
+        used=strategies.by_matrix,
+    ),
+    Parameter(
+        name="split",
+        values=POLICIES,
+        help="how the keys are cut: none, count:N parts, parts of tokens:N, or device:N "
+        "workgroups per compute unit",
+        used=_cooperates,
+    ),
+    Parameter(
+        name="combine_slices",
+        values=(1, 2, 4, 8),
+        help="parts into which the combine pass deals out the splits of a row",
+        used=lambda values: _cooperates(values) and values["split"] != "none",
+    ),
+)
+
+
+def _plan(c: Candidate) -> SplitPlan:
+    problem: PagedAttentionProblem = c.problem
+    return split_plan(
+        c["split"],
+        context=problem.context,
+        workgroups=problem.batch * problem.kv_heads * strategies.row_tiles(c),
+        compute_units=c.device.compute_units,
+        granule=strategies.granule(c),
+    )
+
+
+def _check_head_size(c: Candidate) -> str | None:
+    whole = 16 // c.problem.element_bytes
+    if c.problem.head_size % whole:
+        return f"head size {c.problem.head_size} is no multiple of {whole}: 16 bytes at a time"
+    return None
+
+
+def _check_subgroups(c: Candidate) -> str | None:
+    missing = {"basic", "shuffle"} - set(c.device.subgroup_operations)
+    if c["strategy"] != "baseline" and missing:
+        return f"the device has no subgroup operations of kind {', '.join(sorted(missing))}"
+    return None
+
+
+def _check_subgroup_size(c: Candidate) -> str | None:
+    size, device = c["subgroup_size"], c.device
+    if c["strategy"] == "baseline" or size == device.subgroup_size:
+        return None
+    if not device.subgroup_size_control:
+        return f"the device's subgroups have {device.subgroup_size} lanes and no size control"
+    if not device.min_subgroup_size <= size <= device.max_subgroup_size:
+        return (
+            f"subgroup size {size} is outside the device's {device.min_subgroup_size} to "
+            f"{device.max_subgroup_size}"
+        )
+    return None
+
+
+def _check_workgroup(c: Candidate) -> str | None:
+    if c["strategy"] == "baseline":
+        return None
+    threads, limit = c["subgroups"] * c["subgroup_size"], c.device.max_workgroup_invocations
+    limit = min(limit, c.device.max_workgroup_size[0])
+    if threads > limit:
+        return f"{threads} threads a workgroup, the device allows {limit}"
+    return None
+
+
+def _check_groups(c: Candidate) -> str | None:
+    problem: PagedAttentionProblem = c.problem
+    limit = c.device.max_workgroup_count
+    if c["strategy"] == "baseline":
+        rows = problem.batch * problem.query_heads * problem.query_tokens
+        counts = (-(-rows // BASELINE_THREADS), 1, 1)
+    else:
+        counts = (strategies.row_tiles(c), 1, problem.batch * problem.kv_heads)
+    for axis, count, most in zip("xyz", counts, limit, strict=True):
+        if count > most:
+            return f"{count} workgroups in {axis}, the device allows {most}"
+    return None
+
+
+def _check_split(c: Candidate) -> str | None:
+    if c["strategy"] == "baseline":
+        return None
+    policy = c["split"]
+    if policy.startswith("device:") and c.device.compute_units is None:
+        return f"{policy} needs the number of compute units, which this driver does not tell"
+    parts = _plan(c).parts
+    if parts > MAX_SPLITS:
+        return f"{policy} makes {parts} splits, the limit is {MAX_SPLITS}"
+    return None
+
+
+def _check_combine(c: Candidate) -> str | None:
+    if c["split"] == "none":
+        return None
+    problem: PagedAttentionProblem = c.problem
+    threads = strategies.chunks(c) * c["combine_slices"]
+    if threads > c.device.max_workgroup_invocations:
+        limit = c.device.max_workgroup_invocations
+        return f"{threads} threads to combine, the device allows {limit}"
+    counts = (problem.query_tokens, problem.query_heads, problem.batch)
+    for axis, count, most in zip("xyz", counts, c.device.max_workgroup_count, strict=True):
+        if count > most:
+            return f"{count} workgroups in {axis} to combine, the device allows {most}"
+    return None
+
+
+CONSTRAINTS = (
+    Constraint(needs=(), check=_check_head_size),
+    Constraint(needs=("strategy",), check=_check_subgroups),
+    Constraint(needs=("strategy", "subgroup_size"), check=_check_subgroup_size),
+    Constraint(needs=("strategy", "subgroup_size", "subgroups"), check=_check_workgroup),
+    Constraint(needs=("strategy", "tile_rows"), check=_check_groups),
+    *strategies.CONSTRAINTS,
+    Constraint(needs=(*strategies.GRANULE_NEEDS, "split"), check=_check_split),
+    Constraint(needs=("split", "combine_slices"), check=_check_combine),
+)
+
+BINDINGS = (
+    Binding(name="query", buffer="query", element="uvec4", role="input"),
+    Binding(name="keys", buffer="keys", element="uvec4", role="input"),
+    Binding(name="values", buffer="values", element="uvec4", role="input"),
+    Binding(name="block_table", buffer="block_table", element="uint", role="input"),
+    Binding(name="partials", buffer="partials", element="float", role="scratch"),
+    Binding(name="attention", buffer="out", element="uvec4", role="output"),
+    Binding(name="log_sums", buffer="lse", element="float", role="output"),
+)
+
+PUSH_FIELDS = (
+    PushField(name="batch", type="uint"),
+    PushField(name="query_heads", type="uint"),
+    PushField(name="kv_heads", type="uint"),
+    PushField(name="query_tokens", type="uint"),
+    PushField(name="context", type="uint"),
+    PushField(name="max_blocks", type="uint"),
+    PushField(name="q_offset", type="int"),
+    PushField(name="num_splits", type="uint"),
+    PushField(name="tokens_per_split", type="uint"),
+    PushField(name="softmax_scale", type="float"),
+)
+
+
+def _arithmetic(values: Values) -> ArithmeticClass:
+    return "f16_matrix" if strategies.by_matrix(values) else "f32"
+
+
+def _passes(c: Candidate, given: Mapping[str, int | float]) -> tuple[Pass, ...]:
+    problem: PagedAttentionProblem = c.problem
+    baseline = c["strategy"] == "baseline"
+    plan = SplitPlan(1, max(1, problem.context)) if baseline else _plan(c)
+    push = {field.name: given[field.name] for field in PUSH_FIELDS if field.name in given}
+    push |= {"num_splits": plan.parts, "tokens_per_split": plan.tokens}
+    shape = {
+        "head_size": problem.head_size,
+        "block_size": problem.block_size,
+        "group": problem.group,
+        "element": problem.element,
+        "chunks": strategies.chunks(c),
+        "splits": plan.combined,
+    }
+    if baseline:
+        rows = problem.batch * problem.query_heads * problem.query_tokens
+        return (
+            Pass(
+                name="baseline",
+                constants=shape | {"threads": BASELINE_THREADS},
+                push=push,
+                groups=(-(-rows // BASELINE_THREADS), 1, 1),
+                subgroup_size=None,
+            ),
+        )
+    attend = Pass(
+        name="attend",
+        constants=shape | strategies.constants(c),
+        push=push,
+        groups=(strategies.row_tiles(c), plan.parts, problem.batch * problem.kv_heads),
+        subgroup_size=c["subgroup_size"] if c.device.subgroup_size_control else None,
+    )
+    if not plan.combined:
+        return (attend,)
+    combine = Pass(
+        name="combine",
+        constants=shape | {"slices": c["combine_slices"]},
+        push=push,
+        groups=(problem.query_tokens, problem.query_heads, problem.batch),
+        subgroup_size=None,
+    )
+    return (attend, combine)
+
+
+def _validated_as(c: Candidate) -> Values:
+    """The same kernels on contexts of up to some hundred tokens, cut as often as may be."""
+    if c["strategy"] == "baseline":
+        return c.values
+    if _plan(c).combined:
+        return {**c.values, "split": MANY_PARTS}
+    return {**c.values, "split": "none", "combine_slices": 1}
+
+
+def _scratch_bytes(c: Candidate) -> dict[str, int]:
+    problem: PagedAttentionProblem = c.problem
+    if c["strategy"] == "baseline" or not _plan(c).combined:
+        return {"partials": 4}
+    rows = problem.batch * problem.query_heads * problem.query_tokens * _plan(c).parts
+    return {"partials": 4 * rows * (problem.head_size + 2)}
+
+
+def bytes_moved(problem: PagedAttentionProblem) -> int:
+    """Keys and values that some row sees once per sequence, queries, outputs, sums, tables."""
+    seen = problem.keys_seen(problem.query_tokens - 1)
+    cache = 2 * problem.batch * seen * problem.kv_heads * problem.head_size
+    rows = problem.batch * problem.query_heads * problem.query_tokens
+    vectors = 2 * rows * problem.head_size
+    table = problem.batch * -(-seen // problem.block_size)
+    return (cache + vectors) * problem.element_bytes + 4 * rows + 4 * table
+
+
+def _start(**values: int | str) -> Values:
+    neutral = {parameter.name: parameter.values[0] for parameter in PARAMETERS}
+    return neutral | values
+
+
+STARTS = (
+    *(
+        _start(
+            strategy="matrix",
+            subgroup_size=size,
+            matrix_shape=shape,
+            subgroups=subgroups,
+            tile_rows=subgroups * int(shape.split("x")[0]),
+            tile_tokens=tokens,
+            prefetch=prefetch,
+            split=split,
+        )
+        for size, shape in ((32, "16x8x16"), (32, "16x16x16"), (64, "16x16x16"), (8, "8x8x8"))
+        for subgroups, tokens, prefetch in ((4, 32, 1), (8, 32, 1), (4, 64, 0))
+        for split in ("none", "device:2")
+    ),
+    *(
+        _start(
+            strategy="lanes",
+            subgroup_size=size,
+            subgroups=4,
+            tile_rows=rows,
+            lanes_per_token=8,
+            tokens_unrolled=2,
+            split="device:4",
+            combine_slices=2,
+        )
+        for size in (32, 64, 16, 8)
+        for rows in (4, 8)
+    ),
+    *(
+        _start(
+            strategy="tiles",
+            subgroup_size=size,
+            subgroups=128 // size,
+            tile_rows=32,
+            tile_tokens=32,
+            lanes_per_row=columns,
+            kv_buffers=1,
+            split=split,
+        )
+        for size, columns in ((32, 16), (64, 16), (16, 16), (8, 8))
+        for split in ("none", "device:2")
+    ),
+)
+
+PAGED_ATTENTION = Family(
+    name="paged_attention",
+    summary="attention with log-sum-exp over a paged f32, f16 or bf16 KV cache, from decode to "
+    "prefill",
+    template="paged_attention.comp.jinja",
+    problem_type=PagedAttentionProblem,
+    parameters=PARAMETERS,
+    constraints=CONSTRAINTS,
+    bindings=BINDINGS,
+    push_fields=PUSH_FIELDS,
+    baseline=_start(strategy="baseline"),
+    starts=STARTS,
+    arithmetic=_arithmetic,
+    passes=_passes,
+    scratch_bytes=_scratch_bytes,
+    operands=make_operands,
+    reference=forward_reference,
+    sampled_reference=sampled_forward_reference,
+    validation_cases=validation_cases,
+    bytes_moved=bytes_moved,
+    scalars=scalars,
+    validated_as=_validated_as,
+)
