@@ -14,7 +14,11 @@ from tuner.errors import UnknownNameError
 
 Array = npt.NDArray[Any]
 
-STORED = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(np.uint16)}
+STORED: dict[str, np.dtype[Any]] = {
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(np.uint16),
+}
 """The NumPy type of a buffer by element type."""
 SMALLEST_NORMAL = {"f32": 2.0**-126, "f16": 2.0**-14, "bf16": 2.0**-126}
 """Below it a device may take a value for zero."""
