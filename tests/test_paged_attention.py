@@ -98,7 +98,7 @@ COVERED = {
     """,
     (80, 16, 7, 2, "f16"): """
     baseline
-    lanes subgroups=2 tile_rows=1 lanes_per_token=2 tokens_unrolled=4
+    lanes subgroups=2 tile_rows=1 lanes_per_token=2 tokens_unrolled=2
     tiles subgroups=2 tile_rows=16 tile_tokens=16 lanes_per_row=4 kv_buffers=2
     """,
     (96, 5, 1, 3, "f32"): """
