@@ -17,12 +17,15 @@ from dataclasses import dataclass
 
 from tuner.errors import MeasurementError
 from tuner.timing.dependence import effective_count, is_autocorrelated
+from tuner.timing.modes import modes
 
 CONFIDENCE = 0.95
 DRIFT_LIMIT = 0.01
 """Halves whose medians differ by less than this fraction are never called drifting."""
 MIN_SAMPLES_FOR_DRIFT = 8
 """Below this, two halves are disjoint by chance too often (4 against 4: 2 of 70 orders)."""
+MIN_ROUNDS = 6
+"""So many rounds stand for themselves: the least whose range holds the median with 95 %."""
 
 _MAD_TO_SIGMA = 1.4826
 
@@ -59,7 +62,8 @@ class Summary:
     distribution, over the median. `drift` is the second half's median over the first's, less 1.
     `stable` is False where the intervals of the two halves are disjoint and the drift is beyond
     `DRIFT_LIMIT`: the clock, not the kernel, may then have been measured. `autocorrelated` says
-    that neighbours are alike beyond chance; the interval has been widened for it.
+    that neighbours are alike beyond chance; the interval has been widened for it. `modes_ns` are
+    the values around which the samples lie: the median, or two others where they are bimodal.
     """
 
     median_ns: float
@@ -72,10 +76,16 @@ class Summary:
     stable: bool
     effective_count: float
     autocorrelated: bool
+    modes_ns: tuple[float, ...]
+
+    @property
+    def bimodal(self) -> bool:
+        """Whether the samples lie around two values."""
+        return len(self.modes_ns) > 1
 
 
-def summarise(samples_ns: Sequence[float]) -> Summary:
-    """Summary of samples in the order they were taken.
+def summarise(samples_ns: Sequence[float], rounds: Sequence[int] = ()) -> Summary:
+    """Summary of samples in the order they were taken; `rounds` as in `median_interval`.
 
     Raises:
         MeasurementError: no samples, or one that is not a finite number above zero.
@@ -88,7 +98,7 @@ def summarise(samples_ns: Sequence[float]) -> Summary:
                 f"sample {place} of {len(samples_ns)} is {sample} ns, must be above 0: "
                 "the timestamps of this driver cannot be used as they are"
             )
-    interval = median_interval(samples_ns)
+    interval = median_interval(samples_ns, rounds)
     median = interval.median_ns
     drift, stable = _drift(samples_ns)
     return Summary(
@@ -102,16 +112,20 @@ def summarise(samples_ns: Sequence[float]) -> Summary:
         stable=stable,
         effective_count=interval.effective_count,
         autocorrelated=is_autocorrelated(samples_ns),
+        modes_ns=modes(samples_ns),
     )
 
 
-def median_interval(samples_ns: Sequence[float]) -> Interval:
+def median_interval(samples_ns: Sequence[float], rounds: Sequence[int] = ()) -> Interval:
     """The median of one or more samples with its interval, in the order they were taken.
 
     Independent samples get the ranks of the binomial distribution. Where they are worth fewer, the
     number of them below the true median varies more by the root of that ratio, and so the ranks
-    stand further apart.
+    stand further apart. `rounds` counts the samples of each of several stretches with other work
+    between: from two on it is their medians that are independent, and that get the ranks.
     """
+    if len(rounds) > 1:
+        return _interval_of_rounds(samples_ns, rounds)
     ordered = sorted(samples_ns)
     count, effective = len(ordered), effective_count(samples_ns)
     rank, coverage = _median_ranks(count)
@@ -126,6 +140,27 @@ def median_interval(samples_ns: Sequence[float]) -> Interval:
         high_ns=ordered[-1 - rank] + tick / 2,
         coverage=coverage,
         effective_count=effective,
+        tick_ns=tick,
+    )
+
+
+def medians_of_rounds(samples_ns: Sequence[float], rounds: Sequence[int]) -> list[float]:
+    """The median of each round; `rounds` counts their samples."""
+    ends = list(itertools.accumulate(rounds))
+    return [_median(sorted(samples_ns[end - n : end])) for end, n in zip(ends, rounds, strict=True)]
+
+
+def _interval_of_rounds(samples_ns: Sequence[float], rounds: Sequence[int]) -> Interval:
+    ordered = sorted(samples_ns)
+    median, tick = _median(ordered), _tick(ordered)
+    medians = sorted(medians_of_rounds(samples_ns, rounds))
+    rank, coverage = _median_ranks(len(medians))
+    return Interval(
+        median_ns=median,
+        low_ns=min(median, medians[rank]) - tick / 2,
+        high_ns=max(median, medians[-1 - rank]) + tick / 2,
+        coverage=coverage,
+        effective_count=min(effective_count(samples_ns), effective_count(medians)),
         tick_ns=tick,
     )
 
