@@ -104,6 +104,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str | None = None
     check: Check | None = None
     samples_ns: tuple[float, ...] = ()
+    rounds: tuple[int, ...] = ()
+    """Samples of each round, where they were taken in several, with others' rounds in between."""
+    interleaved: str = ""
+    """A name that records share whose rounds were taken in turns."""
     median_ns: float | None = None
     low_ns: float | None = None
     high_ns: float | None = None

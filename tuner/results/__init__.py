@@ -10,6 +10,7 @@ from __future__ import annotations
 from tuner.results.frame import outcomes_to_frame, row, to_frame
 from tuner.results.journal import Repair
 from tuner.results.outcomes import Outcome, latest, outcomes
+from tuner.results.repeats import between_measurements, series
 from tuner.results.store import Merged, Store, device_folders, merge
 
 __all__ = [
@@ -17,11 +18,13 @@ __all__ = [
     "Outcome",
     "Repair",
     "Store",
+    "between_measurements",
     "device_folders",
     "latest",
     "merge",
     "outcomes",
     "outcomes_to_frame",
     "row",
+    "series",
     "to_frame",
 ]

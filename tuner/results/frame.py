@@ -26,7 +26,7 @@ def row(record: Record) -> dict[str, Cell]:
     The problem's fields carry the prefix ``problem_``, the parameters ``param_``. Times are in
     microseconds or, where the name says so, in seconds; `utilisation` is a fraction of 1.
     """
-    summary = summarise(record.samples_ns) if record.samples_ns else None
+    summary = summarise(record.samples_ns, record.rounds) if record.samples_ns else None
     check = record.check
     problem = msgspec.to_builtins(record.problem)
     return {
@@ -41,6 +41,8 @@ def row(record: Record) -> dict[str, Cell]:
         "samples": len(record.samples_ns),
         "spread": summary.spread if summary else None,
         "stable": summary.stable if summary else None,
+        "bimodal": summary.bimodal if summary else None,
+        "autocorrelated": summary.autocorrelated if summary else None,
         "gb_s": record.gb_s,
         "utilisation": record.utilisation,
         "read_gb_s": record.read_gb_s,

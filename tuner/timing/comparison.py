@@ -89,13 +89,10 @@ def compare(a: Series, b: Series, *, seed: int = 0, resamples: int = RESAMPLES) 
         medians_b = _of_rounds(b, chosen if paired else _chosen(random, len(b.rounds), resamples))
     else:
         units = "samples"
-        worth = min(effective_count(series.samples_ns) for series in (a, b))
+        worth = min(_worth(a), _worth(b))
         medians_a, medians_b = (_of_samples(each, random, resamples) for each in (a, b))
     logs = np.log(medians_b) - np.log(medians_a)
-    unknown = math.hypot(a.between, b.between)
-    if units == "samples":
-        unknown = math.hypot(unknown, _of_few_rounds(a), _of_few_rounds(b))
-    logs += random.normal(0.0, unknown, resamples)
+    logs += random.normal(0.0, math.hypot(a.between, b.between), resamples)
     ratio = float(np.median(b.samples_ns) / np.median(a.samples_ns))
     tail = _tail(worth)
     low, high = np.exp(np.quantile(logs, (tail, 1 - tail))).tolist()
@@ -120,13 +117,14 @@ def _of_rounds(series: Series, chosen: _Places) -> Floats:
     """The median of all samples of the chosen rounds, for each resample."""
     samples = np.asarray(series.samples_ns, dtype=np.float64)
     order = np.argsort(samples, kind="stable")
+    ordered = samples[order]
     round_of = np.repeat(np.arange(len(series.rounds)), series.rounds)[order]
-    times = (chosen[:, :, None] == np.arange(len(series.rounds))).sum(axis=1)
+    times = (chosen[:, :, None] == np.arange(len(series.rounds))).sum(axis=1, dtype=np.int32)
     # Each sample counts as often as its round was chosen.
-    counted = np.cumsum(times[:, round_of], axis=1)
-    half = counted[:, -1:] / 2
-    lower, upper = (counted >= half).argmax(axis=1), (counted > half).argmax(axis=1)
-    return np.asarray((samples[order][lower] + samples[order][upper]) / 2)
+    counted = np.cumsum(times[:, round_of], axis=1, dtype=np.int32)
+    total = counted[:, -1:]
+    lower, upper = (2 * counted >= total).argmax(axis=1), (2 * counted > total).argmax(axis=1)
+    return np.asarray((ordered[lower] + ordered[upper]) / 2)
 
 
 def _of_samples(series: Series, random: np.random.Generator, resamples: int) -> Floats:
@@ -136,7 +134,9 @@ def _of_samples(series: Series, random: np.random.Generator, resamples: int) -> 
     distribution of the k-th of n uniform values; for an even n the next smallest follows from it.
     """
     ordered = np.sort(np.asarray(series.samples_ns, dtype=np.float64))
-    count = len(ordered)
+    count, centre = len(ordered), float(np.median(ordered))
+    if len(series.rounds) > 1:
+        return np.asarray(centre * np.exp(random.normal(0.0, _of_few_rounds(series), resamples)))
     k = (count + 1) // 2
     place = random.beta(k, count - k + 1, resamples)
     medians = ordered[(place * count).astype(np.int64)]
@@ -144,17 +144,22 @@ def _of_samples(series: Series, random: np.random.Generator, resamples: int) -> 
         after = 1 - (1 - place) * random.random(resamples) ** (1 / (count - k))
         medians = (medians + ordered[(after * count).astype(np.int64)]) / 2
     stretch = math.sqrt(count / effective_count(series.samples_ns))
-    centre = float(np.median(ordered))
     return np.asarray(centre * (medians / centre) ** stretch)
 
 
 def _of_few_rounds(series: Series) -> float:
-    """How far rounds too few to be resampled let the median vary: as by Student's t."""
+    """Relative standard error of the median by rounds too few to be resampled.
+
+    It is so much larger than what they show as Student's t reaches further than a normal one.
+    """
     count = len(series.rounds)
-    if not 1 < count < MIN_ROUNDS:
-        return 0.0
     logs = [math.log(median) for median in medians_of_rounds(series.samples_ns, series.rounds)]
     return statistics.stdev(logs) / math.sqrt(count) * _student(count - 1) / _NORMAL
+
+
+def _worth(series: Series) -> float:
+    """How many independent units are resampled; few rounds carry their own allowance."""
+    return math.inf if len(series.rounds) > 1 else effective_count(series.samples_ns)
 
 
 def _tail(worth: float) -> float:
@@ -165,6 +170,8 @@ def _tail(worth: float) -> float:
     """
     if worth <= 2:
         return 0.0
+    if math.isinf(worth):
+        return (1 - CONFIDENCE) / 2
     return NormalDist().cdf(-math.sqrt(worth / (worth - 1)) * _student(worth - 1))
 
 
