@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from tuner.errors import UnknownNameError
+from tuner.kernels.attn_partials_q8 import ATTN_PARTIALS_Q8, ATTN_PARTIALS_SELECTED_Q8
 from tuner.kernels.base import Family, Values
+from tuner.kernels.gated_combine import GATED_COMBINE
 from tuner.kernels.index_append import INDEX_APPEND
 from tuner.kernels.index_blocks import INDEX_BLOCKS
 from tuner.kernels.index_q import INDEX_Q
@@ -22,6 +24,9 @@ _FAMILIES: dict[str, Family] = {
         INDEX_Q,
         QK_NORM_ROPE,
         KV_APPEND_Q8,
+        ATTN_PARTIALS_Q8,
+        ATTN_PARTIALS_SELECTED_Q8,
+        GATED_COMBINE,
     )
 }
 

@@ -21,7 +21,9 @@ EPSILON = 1e-6
 class HeadGroups:
     """N KV heads of one sequence with the G query heads that share each, over L tokens.
 
-    query [N, G, D] float64; codes int8 [N, L, D]; scales float64 [N, L].
+    query [N, G, D] float64; codes [N, L, D]; scales float64 [N, L]. Where a vector has several
+    scales, `value_scales` holds the smallest that is not zero, `value_scale_peaks` [N, L] the
+    largest, and `value_codes` what the smallest leaves of the values.
     """
 
     query: Floats
@@ -30,6 +32,7 @@ class HeadGroups:
     value_codes: Array
     value_scales: Floats
     softmax_scale: float
+    value_scale_peaks: Floats | None = None
 
     def tokens(self, start: int, stop: int) -> HeadGroups:
         """The same heads over tokens `start` to `stop` - 1 only."""
@@ -40,6 +43,9 @@ class HeadGroups:
             value_codes=self.value_codes[:, start:stop],
             value_scales=self.value_scales[:, start:stop],
             softmax_scale=self.softmax_scale,
+            value_scale_peaks=None
+            if self.value_scale_peaks is None
+            else self.value_scale_peaks[:, start:stop],
         )
 
 

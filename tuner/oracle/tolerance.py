@@ -91,6 +91,7 @@ class _Heads:
     keys: Array  # [N, L, D], softmax scale included
     values: Array  # [N, L, D]
     value_scales: Array  # [N, 1, L]
+    value_scale_peaks: Array  # [N, 1, L]
     z: Array  # [N, G, L]
     p: Array  # [N, G, L]
     o: Array  # [N, G, D]
@@ -152,12 +153,14 @@ def _heads(groups: HeadGroups) -> _Heads:
     o = p @ values
     square = np.einsum("nld,nld->nl", values, values)[:, None, :]
     o_square = np.einsum("ngd,ngd->ng", o, o)
+    peaks = groups.value_scales if groups.value_scale_peaks is None else groups.value_scale_peaks
     distance = square - 2 * (o @ values.swapaxes(-1, -2)) + o_square[..., None]
     return _Heads(
         query=query,
         keys=keys,
         values=values,
         value_scales=groups.value_scales[:, None, :].astype(np.float32),
+        value_scale_peaks=peaks[:, None, :].astype(np.float32),
         z=z,
         p=p,
         o=o,
@@ -265,10 +268,10 @@ def _vanished(heads: _Heads) -> Array:
     Which of them do depends on the maximum they are taken relative to, in the worst case the
     largest weight of all, with or without the value's scale.
     """
-    scaled = heads.p * heads.value_scales
+    largest = (heads.p * heads.value_scale_peaks).max(axis=-1, keepdims=True)
     share = np.minimum(
         heads.p / heads.p.max(axis=-1, keepdims=True),
-        scaled / scaled.max(axis=-1, keepdims=True),
+        heads.p * heads.value_scales / largest,
     )
     weights = np.where(share < SMALLEST_F16, heads.p, 0)
     all_of_them = np.linalg.norm(weights @ heads.values, axis=-1)

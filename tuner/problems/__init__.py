@@ -10,6 +10,7 @@ from tuner.problems.kv_append import KvAppendProblem
 from tuner.problems.norm_rope import NormRopeProblem
 from tuner.problems.paged_attention import PagedAttentionProblem
 from tuner.problems.paged_decode import MAX_SEQUENCES, MAX_TOKENS, PagedDecodeProblem
+from tuner.problems.q8_decode import GatedCombineProblem, Q8DecodeProblem, Q8SelectedProblem
 
 AnyProblem = (
     PagedDecodeProblem
@@ -17,6 +18,9 @@ AnyProblem = (
     | IndexerStepProblem
     | NormRopeProblem
     | KvAppendProblem
+    | Q8DecodeProblem
+    | Q8SelectedProblem
+    | GatedCombineProblem
 )
 """The union of all problem types, for decoding records."""
 
@@ -30,10 +34,13 @@ __all__ = [
     "MAX_SEQUENCES",
     "MAX_TOKENS",
     "AnyProblem",
+    "GatedCombineProblem",
     "IndexerStepProblem",
     "KvAppendProblem",
     "NormRopeProblem",
     "PagedAttentionProblem",
     "PagedDecodeProblem",
     "Problem",
+    "Q8DecodeProblem",
+    "Q8SelectedProblem",
 ]

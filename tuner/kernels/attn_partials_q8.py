@@ -1,0 +1,127 @@
+"""Split-T partial attention over the planar q8 cache, dense or over lists of tokens.
+
+The attention pass of the third system: rows of one decode step share a cache of int8 codes with
+float16 scales of 32; chunks of 32 tokens are dealt out to parts in turn, and each part leaves its
+maximum (base 2), its sum of weights and its unnormalised output for `gated_combine`. All rows go in
+one dispatch, each with its own place in the buffer of partials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tuner.kernels import q8_lanes as lanes
+from tuner.kernels.base import Binding, Candidate, DispatchRule, Family, Pass, Values
+from tuner.kernels.q8_operands import make_operands, scalars_of, validation_cases
+from tuner.oracle.q8_decode import partials_reference, sampled_partials_reference
+from tuner.problems import Q8DecodeProblem, Q8SelectedProblem
+
+BINDINGS = (
+    Binding(name="qg", buffer="qg", element="float", role="input"),
+    Binding(name="key_words", buffer="key_cache", element="uint", role="input"),
+    Binding(name="key_pairs", buffer="key_cache", element="uvec2", role="input"),
+    Binding(name="key_quads", buffer="key_cache", element="uvec4", role="input"),
+    Binding(name="value_words", buffer="value_cache", element="uint", role="input"),
+    Binding(name="value_pairs", buffer="value_cache", element="uvec2", role="input"),
+    Binding(name="value_quads", buffer="value_cache", element="uvec4", role="input"),
+    Binding(name="row_tokens", buffer="row_tokens", element="uint", role="input"),
+    Binding(name="partials", buffer="partials", element="vec2", role="output"),
+)
+VISIBLE = Binding(name="visible", buffer="visible", element="uint", role="input")
+
+
+def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...]:
+    push = {f.name: scalars[f.name] for f in lanes.PUSH_FIELDS if f.name in scalars}
+    selected = isinstance(c.problem, Q8SelectedProblem)
+    return (lanes.attend_pass(c, push, selected=selected),)
+
+
+def _bytes_moved(problem: Q8DecodeProblem) -> int:
+    """Codes and scales of every token that some row sees once for K and V, queries, lists, and
+    one result for each row and head.
+
+    Rows see nearly the same tokens where they are dense; lists may differ altogether.
+    """
+    selected = isinstance(problem, Q8SelectedProblem)
+    rows = problem.row_tokens().astype("int64")
+    tokens = min(int(rows.sum()), problem.tokens) if selected else int(rows.max())
+    cache = 2 * tokens * (problem.cache_row + problem.cache_row // 16)
+    heads = problem.rows * problem.query_heads
+    return (
+        cache + 4 * heads * (2 * problem.head_size + 2) + (4 * int(rows.sum()) if selected else 0)
+    )
+
+
+def _dispatch(c: Candidate) -> DispatchRule:
+    units = c.device.compute_units
+    policy = str(c["split"]) if lanes.tuned(c.values) else "upstream"
+    return DispatchRule(
+        policy=policy,
+        facts={"chunk_tokens": lanes.CHUNK} | ({} if units is None else {"compute_units": units}),
+        groups={"attend": ("num_parts", "kv_heads", "rows")},
+        text="chunks = ceil(tokens / chunk_tokens) of the longest row; wanted = min(ceil(chunks / "
+        "3), 256) for upstream, N for count:N, floor(N * compute_units / (rows * kv_heads)) for "
+        "device:N; num_parts = wanted, at least 1 and at most chunks and max_parts, the parts that "
+        "the buffer partials has room for: 4 * rows * query_heads * max_parts * (head_size + 2) "
+        "bytes; part p takes chunks p, p + num_parts and so on",
+    )
+
+
+def _start(**values: int | str) -> Values:
+    neutral = {parameter.name: parameter.values[0] for parameter in lanes.PARAMETERS}
+    return neutral | values
+
+
+STARTS = tuple(
+    _start(
+        strategy=strategy,
+        subgroup_size=size,
+        subgroups=subgroups,
+        head_slices=slices,
+        lanes_per_token=shared,
+        tokens_unrolled=unrolled,
+        split=split,
+    )
+    for size, shared in ((32, 16), (64, 16), (16, 16), (8, 8))
+    for strategy, unrolled in (("packed_f16", 4), ("int_dot", 4), ("scalar_f32", 2))
+    for subgroups, slices in ((4, 4), (8, 4), (4, 2), (4, 1))
+    for split in ("device:4", "count:64")
+)
+
+
+def _family(name: str, summary: str, problem_type: type[Q8DecodeProblem]) -> Family:
+    selected = issubclass(problem_type, Q8SelectedProblem)
+    return Family(
+        name=name,
+        summary=summary,
+        template="attn_partials_q8.comp.jinja",
+        problem_type=problem_type,
+        parameters=lanes.PARAMETERS,
+        constraints=lanes.CONSTRAINTS,
+        bindings=(*BINDINGS, VISIBLE) if selected else BINDINGS,
+        push_fields=lanes.PUSH_FIELDS,
+        baseline=_start(strategy="baseline"),
+        starts=STARTS,
+        arithmetic=lanes.arithmetic,
+        passes=_passes,
+        scratch_bytes=lambda _candidate: {},
+        operands=make_operands,
+        reference=partials_reference,
+        sampled_reference=sampled_partials_reference,
+        validation_cases=validation_cases,
+        bytes_moved=_bytes_moved,
+        scalars=scalars_of,
+        dispatch=_dispatch,
+    )
+
+
+ATTN_PARTIALS_Q8 = _family(
+    "attn_partials_q8",
+    "split-T partial attention over the planar q8 cache (codes, and f16 scales of 32)",
+    Q8DecodeProblem,
+)
+ATTN_PARTIALS_SELECTED_Q8 = _family(
+    "attn_partials_selected_q8",
+    "the same over lists of visible tokens",
+    Q8SelectedProblem,
+)

@@ -1,0 +1,218 @@
+"""Joining the partial results of split-T attention, with the sigmoid gate of the third system."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tuner.kernels.base import (
+    Binding,
+    Candidate,
+    Constraint,
+    DispatchRule,
+    Family,
+    Parameter,
+    Pass,
+    PushField,
+    Values,
+)
+from tuner.kernels.q8_lanes import MAX_PARTS
+from tuner.kernels.q8_operands import combine_cases, make_combine_operands
+from tuner.oracle.q8_decode import combine_reference, sampled_combine_reference
+from tuner.problems import GatedCombineProblem
+
+BASELINE_THREADS = 256
+
+
+def _tuned(values: Values) -> bool:
+    return values["strategy"] != "baseline"
+
+
+PARAMETERS = (
+    Parameter(
+        name="strategy",
+        values=("baseline", "shared"),
+        help="baseline: one workgroup of 256 per query head, each thread walks all parts. shared: "
+        "the parts' factors once in shared memory, parts dealt out to slices",
+    ),
+    Parameter(name="combine_dims", values=(2, 4, 8), help="dimensions of one thread", used=_tuned),
+    Parameter(
+        name="combine_groups",
+        values=(1, 2, 4, 8),
+        help="workgroups that share the dimensions of a head",
+        used=_tuned,
+    ),
+    Parameter(
+        name="combine_slices",
+        values=(1, 2, 4, 8, 16, 32),
+        help="slices of a workgroup to which the parts are dealt out",
+        used=_tuned,
+    ),
+)
+
+
+def _columns(c: Candidate) -> int:
+    return int(c.problem.head_size // (c["combine_dims"] * c["combine_groups"]))
+
+
+def _check_head_size(c: Candidate) -> str | None:
+    if c.problem.head_size % 2:
+        return f"head size {c.problem.head_size} is odd, partial results are read in pairs"
+    return None
+
+
+def _check_device(c: Candidate) -> str | None:
+    problem, limits = c.problem, c.device.max_workgroup_count
+    if problem.rows > limits[1]:
+        return f"{problem.rows} rows, the device allows {limits[1]} workgroups in y"
+    groups = problem.query_heads * (c["combine_groups"] if _tuned(c.values) else 1)
+    if groups > limits[0]:
+        return f"{groups} workgroups in x, the device allows {limits[0]}"
+    if _tuned(c.values) and problem.parts > MAX_PARTS:
+        return f"{problem.parts} parts, the shared factors have room for {MAX_PARTS}"
+    return None
+
+
+def _check_dims(c: Candidate) -> str | None:
+    if not _tuned(c.values):
+        return None
+    share = c["combine_dims"] * c["combine_groups"]
+    if c.problem.head_size % share:
+        return (
+            f"{c['combine_groups']} workgroups with {c['combine_dims']} dimensions a thread do not "
+            f"divide a head size of {c.problem.head_size}"
+        )
+    return None
+
+
+def _check_threads(c: Candidate) -> str | None:
+    limit = min(c.device.max_workgroup_invocations, c.device.max_workgroup_size[0])
+    threads = BASELINE_THREADS if not _tuned(c.values) else _columns(c) * c["combine_slices"]
+    if threads > limit:
+        return f"{threads} threads a workgroup, the device allows {limit}"
+    return None
+
+
+def _check_shared_memory(c: Candidate) -> str | None:
+    if not _tuned(c.values):
+        return None
+    threads = _columns(c) * c["combine_slices"]
+    sums = threads * c["combine_dims"] if c["combine_slices"] > 1 else 0
+    needed, limit = 4 * (MAX_PARTS + threads + sums), c.device.max_shared_memory_bytes
+    if needed > limit:
+        return f"needs {needed} bytes of shared memory, the device has {limit}"
+    return None
+
+
+_SHAPE = ("strategy", "combine_dims", "combine_groups")
+CONSTRAINTS = (
+    Constraint(needs=("strategy",), check=_check_head_size),
+    Constraint(needs=("strategy", "combine_groups"), check=_check_device),
+    Constraint(needs=_SHAPE, check=_check_dims),
+    Constraint(needs=(*_SHAPE, "combine_slices"), check=_check_threads),
+    Constraint(needs=(*_SHAPE, "combine_slices"), check=_check_shared_memory),
+)
+
+BINDINGS = (
+    Binding(name="partials", buffer="partials", element="vec2", role="input"),
+    Binding(name="qg", buffer="qg", element="float", role="input"),
+    Binding(name="row_tokens", buffer="row_tokens", element="uint", role="input"),
+    Binding(name="attention", buffer="out", element="float", role="output"),
+)
+
+PUSH_FIELDS = (
+    PushField(name="num_heads", type="uint"),
+    PushField(name="max_parts", type="uint"),
+    PushField(name="num_parts", type="uint"),
+)
+
+
+def combine_pass(c: Candidate, push: Mapping[str, int | float]) -> Pass:
+    """The one pass of the family."""
+    groups = int(c["combine_groups"]) if _tuned(c.values) else 1
+    shape: dict[str, object] = {
+        "head_size": c.problem.head_size,
+        "combine": c["strategy"],
+        "threads": BASELINE_THREADS,
+    }
+    if _tuned(c.values):
+        threads = _columns(c) * c["combine_slices"]
+        shape |= {
+            **{f"combine_{name}": c[f"combine_{name}"] for name in ("dims", "groups", "slices")},
+            "part_limit": MAX_PARTS,
+            "halvings": _halvings(threads),
+        }
+    return Pass(
+        name="combine",
+        constants=shape,
+        push=push,
+        groups=(c.problem.query_heads * groups, c.problem.rows, 1),
+        subgroup_size=None,
+    )
+
+
+def _halvings(threads: int) -> tuple[int, ...]:
+    """Strides of a tree over so many threads, the largest first."""
+    strides = [1 << n for n in range((threads - 1).bit_length())]
+    return tuple(reversed(strides))
+
+
+def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...]:
+    push = {field.name: scalars[field.name] for field in PUSH_FIELDS if field.name in scalars}
+    return (combine_pass(c, push),)
+
+
+def _scalars(problem: GatedCombineProblem) -> dict[str, int | float]:
+    return {
+        "num_heads": problem.query_heads,
+        "max_parts": problem.parts,
+        "num_parts": problem.parts,
+    }
+
+
+def _bytes_moved(problem: GatedCombineProblem) -> int:
+    """All partial results that have tokens, gates and outputs once."""
+    parts = sum(max(1, problem.parts - row) for row in range(problem.rows))
+    vectors = 2 * problem.rows * problem.query_heads * problem.head_size
+    return 4 * (parts * problem.query_heads * (problem.head_size + 2) + vectors + problem.rows)
+
+
+def _dispatch(c: Candidate) -> DispatchRule:
+    groups = int(c["combine_groups"]) if _tuned(c.values) else 1
+    return DispatchRule(
+        policy="none",
+        facts={"groups_of_a_head": groups},
+        groups={"combine": (str(c.problem.query_heads * groups), "rows", "1")},
+        text="groups_of_a_head workgroups for each query head of each row",
+    )
+
+
+def _start(**values: int | str) -> Values:
+    neutral = {parameter.name: parameter.values[0] for parameter in PARAMETERS}
+    return neutral | values
+
+
+GATED_COMBINE = Family(
+    name="gated_combine",
+    summary="joins split-T partial results and applies the sigmoid gate",
+    template="gated_combine.comp.jinja",
+    problem_type=GatedCombineProblem,
+    parameters=PARAMETERS,
+    constraints=CONSTRAINTS,
+    bindings=BINDINGS,
+    push_fields=PUSH_FIELDS,
+    baseline=_start(strategy="baseline"),
+    starts=tuple(
+        _start(strategy="shared", combine_dims=dims, combine_groups=groups, combine_slices=slices)
+        for dims, groups, slices in ((2, 4, 16), (2, 2, 8), (4, 1, 8), (2, 4, 8))
+    ),
+    arithmetic=lambda _values: "f32",
+    passes=_passes,
+    scratch_bytes=lambda _candidate: {},
+    operands=make_combine_operands,
+    reference=combine_reference,
+    sampled_reference=sampled_combine_reference,
+    validation_cases=combine_cases,
+    bytes_moved=_bytes_moved,
+    scalars=_scalars,
+    dispatch=_dispatch,
+)
