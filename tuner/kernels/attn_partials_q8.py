@@ -27,6 +27,7 @@ BINDINGS = (
     Binding(name="row_tokens", buffer="row_tokens", element="uint", role="input"),
     Binding(name="partials", buffer="partials", element="vec2", role="output"),
 )
+VALIDATED_SPLIT = "count:3"
 VISIBLE = Binding(name="visible", buffer="visible", element="uint", role="input")
 
 
@@ -50,6 +51,11 @@ def _bytes_moved(problem: Q8DecodeProblem) -> int:
     return (
         cache + 4 * heads * (2 * problem.head_size + 2) + (4 * int(rows.sum()) if selected else 0)
     )
+
+
+def _validated_as(c: Candidate) -> Values:
+    """The same kernel, with a few parts of several chunks each."""
+    return {**c.values, "split": VALIDATED_SPLIT} if lanes.tuned(c.values) else c.values
 
 
 def _dispatch(c: Candidate) -> DispatchRule:
@@ -112,6 +118,7 @@ def _family(name: str, summary: str, problem_type: type[Q8DecodeProblem]) -> Fam
         bytes_moved=_bytes_moved,
         scalars=scalars_of,
         dispatch=_dispatch,
+        validated_as=_validated_as,
     )
 
 

@@ -105,11 +105,11 @@ def make_operands(problem: Q8DecodeProblem, inputs: str, seed: int) -> Operands:
 def validation_cases(problem: Q8DecodeProblem) -> tuple[ValidationCase, ...]:
     """Small problems of the given heads for every code path.
 
-    Rows see 1 token, whole chunks of 32, one token more or less, and about 1,000, which every way
-    of cutting cuts and every loop goes round on.
+    Rows see 1 token, whole chunks of 32, one token more or less, and hundreds, on which every loop
+    goes round.
     """
-    wide = problem.cache_row > 1024 or problem.group > 16
-    long = 523 if wide else 1003
+    wide = problem.cache_row > 256 or problem.group > 8
+    long = 331 if wide else 1003
     sizes = {
         "ragged": ("random", 4, long, long // 3),
         "chunks": ("random", 3, 65, 16),

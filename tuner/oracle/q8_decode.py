@@ -146,18 +146,24 @@ def attended(groups: HeadGroups) -> tuple[Floats, Floats]:
 def joined(partials: Array) -> tuple[Floats, Floats]:
     """Output [..., D] and m + log2(s) [...] of partial results [..., P, D+2].
 
-    Parts that nobody wrote, all poison, count as nothing.
+    Parts that nobody wrote, whose m is still poison, count as nothing.
     """
-    words = np.ascontiguousarray(partials, np.float32).view(np.uint32)
-    written = ~(words == POISON).all(axis=-1)
-    values = partials.astype(np.float64)
+    written = _written(partials)
+    used = 1 + int(np.flatnonzero(written.any(axis=tuple(range(written.ndim - 1)))).max(initial=0))
+    written, values = written[..., :used], partials[..., :used, :].astype(np.float64)
     peaks = np.where(written, values[..., 0], -np.inf)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(all="ignore"):
         top = peaks.max(axis=-1, keepdims=True)
         factors = np.where(written, np.exp2(peaks - top), 0)
         weight = (factors * np.where(written, values[..., 1], 0)).sum(axis=-1)
         mixture = np.where(written[..., None], values[..., 2:], 0) * factors[..., None]
         return mixture.sum(axis=-2) / weight[..., None], top[..., 0] + np.log2(weight)
+
+
+def _written(partials: Array) -> Array:
+    """Which parts [..., P] somebody wrote."""
+    peaks = np.ascontiguousarray(partials[..., 0], np.float32)
+    return np.asarray(peaks.view(np.uint32) != POISON)
 
 
 def combine_reference(operands: Operands, rows: Array | None = None) -> Reference:
@@ -247,8 +253,7 @@ def _sigmoid(x: Floats) -> Floats:
 def _combine_bounds(partials: Array, gates: Floats, sigmoid: Floats) -> Floats:
     """Largest 2-norm [N] of the error of each gated output: a sum of at most P terms above and
     below, each with its exponential, and the gate's; see docs/tolerances.md."""
-    words = np.ascontiguousarray(partials, np.float32).view(np.uint32)
-    written = ~(words == POISON).all(axis=-1)
+    written = _written(partials)
     values = np.where(written[..., None], partials.astype(np.float64), 0)
     below = np.where(written, values[..., 0], -np.inf)
     below = below.max(axis=-1, keepdims=True) - below
