@@ -1,9 +1,8 @@
-"""The planar q8 cache in NumPy: int8 codes in one plane, float16 scales of 32 codes in another.
+"""A whole planar q8 cache in NumPy: where its planes lie, what they hold, what poisons them.
 
 One side (keys or values) of a cache of `capacity` tokens is one buffer. A token's row holds the
 numbers of all KV heads, head after head; each 32 numbers of a row share a scale, so that a group
-straddles two heads where a head size is no multiple of 32. Codes are quotients rounded to even by
-the scale before it is rounded to float16; a group of zeros has codes and scale 0.
+straddles two heads where a head size is no multiple of 32. `tuner.quant` quantises.
 """
 
 from __future__ import annotations
@@ -15,16 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.errors import UsageError
+from tuner.quant import GROUP_CODES, append_rows, planar_layout
 
 Array = npt.NDArray[Any]
 Codes = npt.NDArray[np.int8]
 Scales = npt.NDArray[np.float16]
-
-GROUP = 32
-"""Numbers that share one scale."""
-PLANE_ALIGNMENT = 16384
-"""Both planes are padded to multiples of so many bytes."""
-CODE_MAX = 127
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +33,10 @@ class PlanarLayout:
     row: int
 
     def __post_init__(self) -> None:
-        if self.row < 1 or self.row % GROUP:
+        if self.row < 1 or self.row % GROUP_CODES:
             raise UsageError(
                 f"a cache row of {self.row} numbers (KV heads times head size) does not fill whole "
-                f"groups of {GROUP}: use a multiple of {GROUP}"
+                f"groups of {GROUP_CODES}: use a multiple of {GROUP_CODES}"
             )
         if self.capacity < 1:
             raise UsageError(f"a cache of {self.capacity} tokens: use at least 1")
@@ -50,17 +44,17 @@ class PlanarLayout:
     @property
     def groups(self) -> int:
         """Scales of a row."""
-        return self.row // GROUP
+        return self.row // GROUP_CODES
 
     @property
     def scale_offset(self) -> int:
         """Byte at which the plane of scales begins."""
-        return _padded(self.capacity * self.row)
+        return planar_layout(self.capacity, self.row)[0]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the buffer."""
-        return self.scale_offset + _padded(2 * self.capacity * self.groups)
+        return planar_layout(self.capacity, self.row)[1]
 
     def planes(self, words: npt.NDArray[np.uint32]) -> tuple[Codes, Scales]:
         """Views of a buffer: codes int8 [capacity, row] and scales float16 [capacity, row/32]."""
@@ -78,34 +72,9 @@ class PlanarLayout:
         return words
 
 
-def quantise_groups(x: Array) -> tuple[Codes, Scales]:
-    """Quantise rows x [..., row] to codes int8 [..., row] and scales float16 [..., row/32].
-
-    float32 throughout, as a device does it: d = max|x| / 127 of a group, code = x / d rounded half
-    to even, scale = float16(d). An element is off by at most d / 2 + 127 * |d - float16(d)|.
-
-    Raises:
-        UsageError: a number that is not finite, a group whose scale overflows float16, or rows that
-            are no multiple of 32 long.
-    """
-    x = np.asarray(x, np.float32)
-    PlanarLayout(1, x.shape[-1])
-    groups = x.reshape(*x.shape[:-1], -1, GROUP)
-    unit = np.abs(groups).max(axis=-1) / np.float32(CODE_MAX)
-    if not (unit < np.float32(65520)).all():
-        raise UsageError(
-            "cannot quantise: a group has a number that is not finite or beyond 127 * 65504, whose "
-            "float16 scale would be infinite; scale it down first"
-        )
-    divisor = np.where(unit > 0, unit, np.float32(1))[..., None]
-    quotient = np.where(unit[..., None] > 0, groups / divisor, np.float32(0))
-    codes = np.clip(np.rint(quotient), -CODE_MAX, CODE_MAX).astype(np.int8)
-    return codes.reshape(x.shape), unit.astype(np.float16)
-
-
 def dequantise_groups(codes: Codes, scales: Scales) -> npt.NDArray[np.float64]:
     """The numbers that codes [..., row] with scales [..., row/32] stand for, exact in float64."""
-    return codes.astype(np.float64) * np.repeat(scales.astype(np.float64), GROUP, axis=-1)
+    return codes.astype(np.float64) * np.repeat(scales.astype(np.float64), GROUP_CODES, axis=-1)
 
 
 def write_rows(words: npt.NDArray[np.uint32], layout: PlanarLayout, first: int, x: Array) -> None:
@@ -118,9 +87,4 @@ def write_rows(words: npt.NDArray[np.uint32], layout: PlanarLayout, first: int, 
         raise UsageError(
             f"{len(x)} rows at token {first} do not fit a cache of {layout.capacity} tokens"
         )
-    codes, scales = layout.planes(words)
-    codes[first : first + len(x)], scales[first : first + len(x)] = quantise_groups(x)
-
-
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // PLANE_ALIGNMENT) * PLANE_ALIGNMENT
+    append_rows(words, x, first=first, scale_offset=layout.scale_offset)
