@@ -195,7 +195,7 @@ def test_tpe_finds_better_variants_than_chance(tmp_path: Path) -> None:
             proposal = proposer.next()
             assert proposal is not None
             found.append(cost(proposal.values))
-            proposer.tell(proposal, found[-1])
+            proposer.tell(proposal, (found[-1],))
         return min(found)
 
     seeds = range(4)

@@ -129,12 +129,14 @@ def save_plots(store: Store) -> list[Path]:
         ResultsError: there is nothing to draw, or the folder cannot be written to.
     """
     from tuner.errors import ResultsError
-    from tuner.plots import PLOTS, bandwidth_curves, save
+    from tuner.plots import PLOTS, bandwidth_curves, energy_against_time, save
 
     if not store.records():
         raise ResultsError(store.folder, "no records to plot: tune first")
     folder, device = store.folder / PLOTS_FOLDER, store.device()
     figures = {name: draw(store.records(), device) for name, draw in PLOTS.items()}
+    if any(record.energy for record in store.records()):
+        figures["energy"] = energy_against_time(store.records(), device)
     whole = [each for each in store.calibrations() if each.is_full]
     if whole:
         last = max(whole, key=lambda each: each.time)

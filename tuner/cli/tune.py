@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tuner.cli.session import Opened
     from tuner.device_info import DeviceInfo
-    from tuner.records import Calibration
+    from tuner.records import Calibration, Record
     from tuner.results import Store
     from tuner.search import ProblemResult, RunResult, Settings, Task
 
@@ -69,6 +69,14 @@ def tune(
     sampler: Annotated[
         str, typer.Option("--sampler", metavar="tpe|random|grid|cmaes|gp", help="How to search.")
     ] = "tpe",
+    objective: Annotated[
+        str,
+        typer.Option(
+            "--objective",
+            metavar="time|energy|both",
+            help="What to minimise; both: the front of variants that none beats in both.",
+        ),
+    ] = "time",
     seed: Annotated[int, typer.Option("--seed", help="Of the sampler.")] = 0,
     storage: Annotated[
         Path | None,
@@ -112,6 +120,7 @@ def tune(
             trials,
             seconds,
             sampler,
+            objective,
             seed,
             retry_failed=retry_failed,
             problems=len(tasks),
@@ -167,6 +176,7 @@ def _settings(
     trials: int | None,
     seconds: float | None,
     sampler: str,
+    objective: str,
     seed: int,
     *,
     retry_failed: bool,
@@ -174,15 +184,23 @@ def _settings(
     info: DeviceInfo,
 ) -> Settings:
     from tuner.errors import UnknownNameError
-    from tuner.search import SAMPLERS, Settings
+    from tuner.search import OBJECTIVES, SAMPLERS, Settings
 
     chosen = next((name for name in SAMPLERS if name == sampler), None)
     if chosen is None:
         raise UnknownNameError("sampler", sampler, SAMPLERS)
+    goal = next((name for name in OBJECTIVES if name == objective), None)
+    if goal is None:
+        raise UnknownNameError("objective", objective, OBJECTIVES)
     if trials is None and seconds is None:
         seconds = problems * (CPU_SECONDS if info.is_cpu else GPU_SECONDS)
     return Settings(
-        trials=trials, seconds=seconds, sampler=chosen, seed=seed, retry_failed=retry_failed
+        trials=trials,
+        seconds=seconds,
+        sampler=chosen,
+        objective=goal,
+        seed=seed,
+        retry_failed=retry_failed,
     )
 
 
@@ -237,6 +255,8 @@ def _print_result(result: RunResult, folder: Path, written: _Written) -> None:
     say()
     for each in result.problems:
         say(f"{each.problem.label}: {_variant(each)}")
+        for record in each.front:
+            say(f"  {_priced(each, record)}")
     say()
     say(f"{result.measured} variants measured in {result.seconds:.0f} s; results in {folder}/")
     for path in (written.best_config, *written.plots):
@@ -273,6 +293,16 @@ def _variant(result: ProblemResult) -> str:
     return describe(result.family, result.best.values)
 
 
+def _priced(result: ProblemResult, record: Record) -> str:
+    """A variant of the front of time and energy, in one line."""
+    from tuner.cli.variants import describe
+
+    joules = record.energy_j_per_token
+    assert joules is not None
+    price = f"{microseconds(record.median_ns)} µs, {1e3 * joules:.3g} mJ/token"
+    return f"{price}: {describe(result.family, record.values)}"
+
+
 def _as_json(
     result: RunResult, calibration: Calibration, folder: Path, written: _Written
 ) -> dict[str, object]:
@@ -298,6 +328,7 @@ def _as_json(
                 "failures": each.failures,
                 "baseline": each.baseline,
                 "best": each.best,
+                "front": each.front,
             }
             for each in result.problems
         ],

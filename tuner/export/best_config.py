@@ -127,7 +127,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """What the choice rests on. Times in microseconds, bandwidth in GB/s, utilisation of 1.
 
     `low_us` to `high_us` is the interval of the median, `samples` how many were taken.
-    `variant` is the identity of the record in `records.jsonl`.
+    `variant` is the identity of the record in `records.jsonl`. `energy_mj_per_token` is the
+    energy of the whole device for a decoded token in millijoules, where it was measured.
     """
 
     variant: str
@@ -140,6 +141,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     baseline_us: float | None
     speedup: float | None
     check: CheckSummary | None
+    energy_mj_per_token: float | None = None
     compiler: str
     session: str
     time: str
@@ -154,8 +156,17 @@ class Tied(msgspec.Struct, frozen=True, kw_only=True):
     high_us: float
 
 
+class EnergyBest(msgspec.Struct, frozen=True, kw_only=True):
+    """The variant that takes the least energy for a decoded token, where energy was measured."""
+
+    variant: str
+    values: dict[str, int | str]
+    median_us: float
+    energy_mj_per_token: float
+
+
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """The chosen variant for one problem.
+    """The chosen variant for one problem: the fastest.
 
     `scratch_bytes` is the size of each scratch buffer for this problem.
     """
@@ -167,6 +178,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     dispatch: Dispatch
     evidence: Evidence
     tied: tuple[Tied, ...]
+    energy_best: EnergyBest | None = None
 
 
 class FamilyConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ from tuner.export.best_config import (
     CheckSummary,
     Device,
     Dispatch,
+    EnergyBest,
     Entry,
     EntryPass,
     Evidence,
@@ -40,6 +41,7 @@ from tuner.problems import Problem
 from tuner.records import Record
 from tuner.results import Outcome, Store, outcomes
 from tuner.results.files import make_folder, write_atomic
+from tuner.results.front import front
 from tuner.results.outcomes import interval, tied_with
 from tuner.runner.protocol import Job, JobPass
 
@@ -189,9 +191,20 @@ class _Exporter:
             dispatch=self._dispatch(family, record),
             evidence=_evidence(record, outcome.baseline),
             tied=tuple(_tie(each) for each in tied),
+            energy_best=self._energy_best(family, outcome),
         )
         check_groups(entry)
         return entry
+
+    def _energy_best(self, family: Family, outcome: Outcome) -> EnergyBest | None:
+        """The last variant of the front that can still be made as it was measured."""
+        for record in reversed(front(outcome.records)):
+            try:
+                if self._is_current(family, record):
+                    return _least_energy(record)
+            except TunerError:
+                continue  # It is no longer legal.
+        return None
 
     def _pass(self, family: Family, job_pass: JobPass) -> EntryPass:
         digest = hashlib.sha256(job_pass.spirv).hexdigest()
@@ -248,6 +261,7 @@ def _evidence(record: Record, baseline: Record | None) -> Evidence:
     low_us, high_us = _us(record)
     check = record.check
     baseline_ns = baseline.median_ns if baseline else None
+    joules = record.energy_j_per_token
     return Evidence(
         variant=record.variant,
         median_us=median_ns / 1000,
@@ -261,9 +275,22 @@ def _evidence(record: Record, baseline: Record | None) -> Evidence:
         check=CheckSummary(cases=check.cases, error=check.error, bound=check.bound)
         if check
         else None,
+        energy_mj_per_token=None if joules is None else 1000 * joules,
         compiler=record.compiler,
         session=record.session,
         time=record.time,
+    )
+
+
+def _least_energy(record: Record) -> EnergyBest:
+    joules, median_ns = record.energy_j_per_token, record.median_ns
+    assert joules is not None
+    assert median_ns is not None
+    return EnergyBest(
+        variant=record.variant,
+        values=record.values,
+        median_us=median_ns / 1000,
+        energy_mj_per_token=1000 * joules,
     )
 
 

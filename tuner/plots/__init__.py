@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from tuner.plots.bandwidth import bandwidth_curves
 from tuner.plots.comparison import Results, device_comparison
+from tuner.plots.energy import energy_against_time
 from tuner.plots.history import search_history
 from tuner.plots.influence import Influence, influences, parameter_influence
 from tuner.plots.utilisation import utilisation_by_context, utilisation_by_problem
@@ -21,6 +22,7 @@ __all__ = [
     "Results",
     "bandwidth_curves",
     "device_comparison",
+    "energy_against_time",
     "influences",
     "parameter_influence",
     "save",

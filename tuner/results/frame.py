@@ -57,6 +57,14 @@ def row(record: Record) -> dict[str, Cell]:
         "clock": record.clock,
         "copies": record.copies,
         "ended_by": record.ended_by,
+        "measure": record.measure,
+        "launches": record.launches,
+        "reference_us": _micro(_last(record.clock_state.reference_ns))
+        if record.clock_state
+        else None,
+        "power_w": record.observed.power_w if record.observed else None,
+        "throttled": ", ".join(record.observed.throttled) if record.observed else None,
+        "energy_j_per_token": record.energy_j_per_token,
         "sampler": record.sampler,
         "note": record.note,
         "device": record.device,
@@ -134,6 +142,9 @@ _MEASURED = (
     "check_bound",
     "baseline_us",
     "speedup",
+    "reference_us",
+    "power_w",
+    "energy_j_per_token",
 )
 
 
@@ -161,6 +172,10 @@ def _outcome_row(outcome: Outcome) -> dict[str, Cell]:
         "failed": sum(outcome.failures.values()),
         "best": " ".join(f"{k}={v}" for k, v in best.values.items()) if best else None,
     }
+
+
+def _last(samples_ns: tuple[float, ...]) -> float | None:
+    return samples_ns[-1] if samples_ns else None
 
 
 def _micro(nanoseconds: float | None) -> float | None:

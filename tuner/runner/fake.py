@@ -258,7 +258,9 @@ class FakeRunner:
     def observe(self) -> Observation | None:
         """Sensors, if it has a function for `watts`."""
         self._called("observe")
-        return None if self._watts is None else Observation(source="pretended", looks=1)
+        if self._watts is None:
+            return None
+        return Observation(source="pretended", looks=1, power_w=100.0)
 
     def _observed(self, job: Job, resident: Workload) -> Observation | None:
         if self._watts is None:

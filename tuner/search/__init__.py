@@ -1,5 +1,6 @@
 """The search for the best variant: Optuna's samplers over legal spaces, budgets, resumption."""
 
+from tuner.search.objective import OBJECTIVES, Objective
 from tuner.search.run import Task, tune
 from tuner.search.settings import (
     SAMPLERS,
@@ -14,8 +15,10 @@ from tuner.search.settings import (
 )
 
 __all__ = [
+    "OBJECTIVES",
     "SAMPLERS",
     "Ending",
+    "Objective",
     "ProblemResult",
     "Progress",
     "RunResult",

@@ -14,6 +14,7 @@ from tuner.errors import TunerError
 from tuner.evaluate import Evaluator, PreparedTrial
 from tuner.kernels.base import Values
 from tuner.records import Record
+from tuner.search.objective import Objective, costs
 from tuner.search.proposer import Proposal, Proposer
 from tuner.search.settings import RETRIED
 from tuner.search.studylog import StudyLog
@@ -80,6 +81,11 @@ class Desk:
         """Whether every legal variant has been proposed."""
 
     @property
+    def objective(self) -> Objective:
+        """What the search minimises."""
+        return self._log.objective
+
+    @property
     def items(self) -> tuple[Item, ...]:
         """What is under way and not yet taken, oldest first; any thread may ask."""
         with self._lock:
@@ -116,7 +122,7 @@ class Desk:
             ResultsError: the study cannot be kept.
         """
         self._log.finish(item.trial_id, record, known=known)
-        self._proposer.tell(item.proposal, record.median_ns if is_timed(record) else None)
+        self._proposer.tell(item.proposal, costs(record, self.objective))
         self.spend()
 
     def spend(self) -> None:
@@ -146,6 +152,9 @@ class Desk:
         draft = self._evaluator.draft(values)
         known = self._store.find(draft.key)
         if known is None or (self._retry_failed and known.state in RETRIED):
+            return self._evaluator.prepare(draft)
+        if is_timed(known) and costs(known, self.objective) is None:
+            # It was measured when energy did not matter.
             return self._evaluator.prepare(draft)
         return known
 

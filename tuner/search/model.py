@@ -18,6 +18,7 @@ from optuna.trial import TrialState
 from tuner.errors import UsageError
 from tuner.kernels.base import Values
 from tuner.search.encoding import Encoding
+from tuner.search.objective import Costs
 from tuner.search.settings import SamplerName
 
 WARM_UP_TRIALS = 10
@@ -38,16 +39,20 @@ class Suggestion:
 class Model:
     """A sampler and what it knows. For one thread at a time."""
 
-    def __init__(self, encoding: Encoding, sampler: SamplerName, seed: int) -> None:
+    def __init__(
+        self, encoding: Encoding, sampler: SamplerName, seed: int, *, objectives: int = 1
+    ) -> None:
         """Raises UsageError if a package that the sampler needs is missing."""
         self._encoding, self._sampler = encoding, sampler
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._study = optuna.create_study(sampler=make_sampler(sampler, seed))
+        self._study = optuna.create_study(
+            sampler=make_sampler(sampler, seed), directions=["minimize"] * objectives
+        )
 
-    def learn(self, values: Values, median_ns: float | None) -> None:
+    def learn(self, values: Values, costs: Costs | None) -> None:
         """Add a result of an earlier run; None for a variant that failed."""
-        state = TrialState.PRUNED if median_ns is None else TrialState.COMPLETE
-        self._add(values, state, _cost(median_ns))
+        state = TrialState.PRUNED if costs is None else TrialState.COMPLETE
+        self._add(values, state, costs)
 
     def suggest(self) -> Suggestion:
         """Ask the sampler; the suggestion must be given to `open`."""
@@ -69,18 +74,18 @@ class Model:
         self._add(values, TrialState.RUNNING, None)
         return self._study.get_trials(deepcopy=False)[-1].number
 
-    def close(self, handle: int, median_ns: float | None) -> None:
+    def close(self, handle: int, costs: Costs | None) -> None:
         """Tell the result of what `open` noted; None for a variant that failed."""
-        if median_ns is None:
+        if costs is None:
             self._study.tell(handle, state=TrialState.PRUNED)
         else:
-            self._study.tell(handle, _cost(median_ns))
+            self._study.tell(handle, _logarithms(costs))
 
-    def _add(self, values: Values, state: TrialState, cost: float | None) -> None:
+    def _add(self, values: Values, state: TrialState, costs: Costs | None) -> None:
         self._study.add_trial(
             optuna.create_trial(
                 state=state,
-                value=cost,
+                values=None if costs is None else _logarithms(costs),
                 params=self._encoding.params(values),
                 distributions=self._encoding.distributions,
             )
@@ -116,6 +121,6 @@ def make_sampler(name: SamplerName, seed: int) -> optuna.samplers.BaseSampler:
     return made
 
 
-def _cost(median_ns: float | None) -> float | None:
-    """What is minimised: the logarithm of the time, in which a ratio counts the same anywhere."""
-    return None if median_ns is None else math.log(median_ns)
+def _logarithms(costs: Costs) -> list[float]:
+    """What is minimised: in logarithms a ratio counts the same anywhere."""
+    return [math.log(cost) for cost in costs]

@@ -12,6 +12,7 @@ from tuner.kernels.base import Values
 from tuner.kernels.selection import Variants
 from tuner.search.encoding import Encoding
 from tuner.search.model import MODEL_SAMPLERS, ORDINAL_SAMPLERS, WARM_UP_TRIALS, Model
+from tuner.search.objective import Costs
 from tuner.search.settings import SamplerName
 
 
@@ -32,12 +33,18 @@ class Proposer:
     untried neighbour.
     """
 
-    def __init__(self, variants: Variants, sampler: SamplerName, seed: int) -> None:
-        """Raises UsageError if a package that the sampler needs is missing."""
+    def __init__(
+        self, variants: Variants, sampler: SamplerName, seed: int, *, objectives: int = 1
+    ) -> None:
+        """Raises UsageError if a package that the sampler needs is missing.
+
+        `objectives`: how many costs a result has.
+        """
         self._variants, self._sampler = variants, sampler
         self.encoding = Encoding(variants, ordinal=sampler in ORDINAL_SAMPLERS)
         self._seed = seed
-        self._model = Model(self.encoding, sampler, seed)
+        self._objectives = objectives
+        self._model = self._new_model(seed)
         self._random = np.random.default_rng(seed)
         self._untried = np.ones(len(variants), np.bool_)
         self._first: deque[Values] = deque()
@@ -48,8 +55,8 @@ class Proposer:
         """How many legal variants have not been handed out."""
         return int(self._untried.sum())
 
-    def resume(self, results: Iterable[tuple[Values, float | None]]) -> None:
-        """Take over an earlier run's results (values, median in ns or None), before any `next`.
+    def resume(self, results: Iterable[tuple[Values, Costs | None]]) -> None:
+        """Take over an earlier run's results (values, costs or None), before any `next`.
 
         The sampler starts anew from there, with a seed of its own, lest it repeat itself.
         """
@@ -57,9 +64,9 @@ class Proposer:
         if legal:
             self._results = len(legal)
             self._random = np.random.default_rng([self._seed, self._results])
-            self._model = Model(self.encoding, self._sampler, self._seed + self._results)
-            for values, median_ns in legal:
-                self._model.learn(values, median_ns)
+            self._model = self._new_model(self._seed + self._results)
+            for values, costs in legal:
+                self._model.learn(values, costs)
 
     def exclude(self, values: Values) -> bool:
         """Never hand out that variant; tells whether it was legal and untried."""
@@ -88,10 +95,13 @@ class Proposer:
         values = self._take(int(choice[index]))
         return Proposal(values, self._model.open(values))
 
-    def tell(self, proposal: Proposal, median_ns: float | None) -> None:
+    def tell(self, proposal: Proposal, costs: Costs | None) -> None:
         """The result of a proposal; None for a variant that failed."""
         self._results += 1
-        self._model.close(proposal.handle, median_ns)
+        self._model.close(proposal.handle, costs)
+
+    def _new_model(self, seed: int) -> Model:
+        return Model(self.encoding, self._sampler, seed, objectives=self._objectives)
 
     @property
     def _warm_up(self) -> int:

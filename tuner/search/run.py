@@ -24,9 +24,10 @@ from tuner.evaluate import (
 from tuner.kernels import space
 from tuner.kernels.base import Family, Values
 from tuner.problems import Problem
-from tuner.runner.protocol import Runner
+from tuner.runner.protocol import ENERGY_MS, Runner
 from tuner.search.desk import RecordStore
 from tuner.search.interrupts import Interrupts
+from tuner.search.objective import require_meter
 from tuner.search.proposer import Proposer
 from tuner.search.settings import ProblemResult, Progress, RunResult, Settings, Silent
 from tuner.search.studylog import Covered, Storage, StudyLog, open_storage
@@ -56,11 +57,12 @@ def tune(
     `interrupted`. A problem that does not fit, or a lost device, is reported in the result.
 
     Raises:
-        UsageError: no tasks, or the sampler needs a package that is missing.
+        UsageError: no tasks, the sampler needs a package that is missing, or the objective a meter.
         ResultsError: records or studies cannot be kept; what was kept so far is intact.
     """
     if not tasks:
         raise UsageError("nothing to tune: give at least one problem")
+    require_meter(runner, settings.objective)
     started = time.monotonic()
     with contextlib.closing(open_storage(storage)) as journal, Interrupts() as interrupts:
         run = _Run(
@@ -69,7 +71,7 @@ def tune(
             store=store,
             storage=journal,
             settings=settings,
-            session=dataclasses.replace(session or Session(), sampler=settings.sampler),
+            session=_metered(session or Session(), settings),
             progress=progress or Silent(),
             render=render,
             problems=len(tasks),
@@ -120,7 +122,13 @@ class _Run:
             why = "; ".join(space.reasons(family, family.baseline, problem, info))
             self.progress.problem_started(tally.status())
             return tally.result("nothing legal", f"no variant is legal; the baseline: {why}")
-        proposer = Proposer(variants, self.settings.sampler, self.settings.seed)
+        objective = self.settings.objective
+        proposer = Proposer(
+            variants,
+            self.settings.sampler,
+            self.settings.seed,
+            objectives=2 if objective == "both" else 1,
+        )
         log = StudyLog(
             self.storage,
             self._study_name(family, problem, proposer),
@@ -128,6 +136,7 @@ class _Run:
             isolated=self.runner.losses is not None,
             retry_failed=self.settings.retry_failed,
             find=self.store.find,
+            objective=objective,
         )
         turn = Turn(
             evaluator=self._evaluator(family, problem),
@@ -202,7 +211,16 @@ class _Run:
             _template_digest(),
         )
         digest = hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:12]
-        return f"{family.name} {problem.label} {digest}"
+        goal = "" if self.settings.objective == "time" else f" {self.settings.objective}"
+        return f"{family.name} {problem.label} {digest}{goal}"
+
+
+def _metered(session: Session, settings: Settings) -> Session:
+    """The session as it is to be recorded, with energy measured where the objective needs it."""
+    plan = session.plan
+    if settings.objective != "time" and plan.energy_ms == 0:
+        plan = msgspec.structs.replace(plan, energy_ms=ENERGY_MS)
+    return dataclasses.replace(session, sampler=settings.sampler, plan=plan)
 
 
 def _template_digest() -> str:

@@ -12,6 +12,7 @@ from tuner.errors import UsageError
 from tuner.kernels.base import Family, Values
 from tuner.problems import Problem
 from tuner.records import Record, State
+from tuner.search.objective import OBJECTIVES, Objective
 
 SamplerName = Literal["tpe", "random", "grid", "cmaes", "gp"]
 SAMPLERS: tuple[SamplerName, ...] = ("tpe", "random", "grid", "cmaes", "gp")
@@ -44,12 +45,14 @@ class Settings:
     they go on preparing while the device is timed (default: unless the device is the CPU, whose
     times they would spoil). `retry_failed` tries variants again that have hung, crashed or lost the
     device; without it they are never proposed again on that device and driver. Runs with equal
-    seeds propose alike only as far as their times are alike.
+    seeds propose alike only as far as their times are alike. `objective`: what is minimised; with
+    "both" the search looks for the front of variants that none beats in time and energy.
     """
 
     trials: int | None = None
     seconds: float | None = None
     sampler: SamplerName = "tpe"
+    objective: Objective = "time"
     seed: int = 0
     workers: int | None = None
     overlap: bool | None = None
@@ -60,6 +63,10 @@ class Settings:
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLERS:
             raise UsageError(f"sampler {self.sampler!r}: use one of {', '.join(SAMPLERS)}")
+        if self.objective not in OBJECTIVES:
+            raise UsageError(f"objective {self.objective!r}: use one of {', '.join(OBJECTIVES)}")
+        if self.objective == "both" and self.sampler == "cmaes":
+            raise UsageError("sampler 'cmaes' knows one objective only: use --sampler tpe")
         for name in ("trials", "seconds", "workers"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -147,8 +154,10 @@ class Silent:
 class ProblemResult:
     """What the search on one problem came to.
 
-    `best` and `baseline` are the records to go by; None where nothing was correct. `error` says
-    what went wrong with the problem as a whole.
+    `best` (the fastest) and `baseline` are the records to go by; None where nothing was correct.
+    `front` has the variants that none beats in both time and energy, fastest first, so that the
+    last takes the least energy; empty where no energy was measured. `error` says what went wrong
+    with the problem as a whole.
     """
 
     family: Family
@@ -160,6 +169,7 @@ class ProblemResult:
     known: int = 0
     best: Record | None = None
     baseline: Record | None = None
+    front: tuple[Record, ...] = ()
     failures: Mapping[State, int] = field(default_factory=dict)
     seconds: float = 0.0
     busy: float = 0.0

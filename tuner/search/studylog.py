@@ -1,8 +1,8 @@
 """The durable study of one family on one problem: an Optuna journal, one trial a variant.
 
 Any Optuna tool can open it. A trial is RUNNING while its variant is being prepared or run, COMPLETE
-with the median in microseconds, PRUNED with state and error as user attributes where the variant
-failed, and FAIL where the process was stopped or died.
+with its costs (the median in microseconds, millijoules a token, or both), PRUNED with state and
+error as user attributes where the variant failed, and FAIL where the process was stopped or died.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tuner.errors import ResultsError
 from tuner.kernels.base import Values
 from tuner.records import Record
 from tuner.search.encoding import Encoding
+from tuner.search.objective import Costs, Objective, costs
 from tuner.search.settings import RETRIED
 
 MAX_CRASHES = 3
@@ -34,7 +35,7 @@ _COVERED, _SECONDS = "covered", "seconds"
 _ISOLATED = "isolated"
 """User attribute of trials: the boot of the machine during which a worker process ran them."""
 _WITH_RESULT = (TrialState.COMPLETE, TrialState.PRUNED)
-_Microseconds = Annotated[float, msgspec.Meta(gt=0.0, lt=1e15)]
+_Cost = Annotated[float, msgspec.Meta(gt=0.0, lt=1e15)]
 _DAMAGE = (
     *(ValueError, LookupError, TypeError, AttributeError, AssertionError, RuntimeError),
     *(OverflowError, optuna.exceptions.OptunaError, msgspec.ValidationError),
@@ -44,11 +45,11 @@ _DAMAGE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A trial with a result. `median_ns` is None where the variant failed."""
+    """A trial with a result. `costs` is None where the variant failed."""
 
     values: Values
     variant: str
-    median_ns: float | None
+    costs: Costs | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,7 @@ class StudyLog:
 
     Attributes:
         finished: trials with a result when the study was opened, the last one of each variant.
+        objective: what its trials' values are.
         retry: variants that were under way when an earlier process was stopped or died, and those
             that are to be tried again.
         crashed: variants that were under way too often when one died.
@@ -99,6 +101,7 @@ class StudyLog:
         isolated: bool = False,
         retry_failed: bool = False,
         find: Callable[[str], Record | None] | None = None,
+        objective: Objective = "time",
     ) -> None:
         """Open the study, or make it; trials left running by a dead process become failed.
 
@@ -111,6 +114,7 @@ class StudyLog:
             ResultsError: the storage is damaged, or it cannot be written, as all other methods.
         """
         self._encoding, self._path = encoding, storage.path
+        self.objective: Objective = objective
         self._marks = {_ISOLATED: boot_id()} if isolated else {}
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         # Study.tell and Trial.set_user_attr re-read the study each time, the storage does not.
@@ -125,7 +129,10 @@ class StudyLog:
     ) -> None:
         with self._writing():
             study = optuna.create_study(
-                storage=self._storage, study_name=name, direction="minimize", load_if_exists=True
+                storage=self._storage,
+                study_name=name,
+                directions=["minimize"] * (2 if self.objective == "both" else 1),
+                load_if_exists=True,
             )
         self._study_id = self._storage.get_study_id_from_name(name)
         attributes = study.user_attrs
@@ -168,9 +175,9 @@ class StudyLog:
         with self._writing():
             for name, value in attributes.items():
                 self._storage.set_trial_user_attr(trial_id, name, value)
-            if record.state == "correct" and record.median_ns:
-                values = [record.median_ns / 1000]
-                self._storage.set_trial_state_values(trial_id, TrialState.COMPLETE, values)
+            found = costs(record, self.objective)
+            if found is not None:
+                self._storage.set_trial_state_values(trial_id, TrialState.COMPLETE, found)
             else:
                 self._storage.set_trial_state_values(trial_id, TrialState.PRUNED)
 
@@ -309,11 +316,11 @@ def boot_id() -> str:
 
 
 def _finished(trial: FrozenTrial) -> Finished:
-    median_us = msgspec.convert(trial.value, _Microseconds | None)
+    found = None if trial.values is None else tuple(trial.values)
     return Finished(
         values=_values(trial),
         variant=msgspec.convert(trial.user_attrs.get("variant", ""), str),
-        median_ns=None if median_us is None else 1000 * median_us,
+        costs=msgspec.convert(found, tuple[_Cost, ...] | None),
     )
 
 

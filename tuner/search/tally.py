@@ -31,6 +31,7 @@ class Tally:
     known: int = 0
     best: Record | None = None
     baseline: Record | None = None
+    front: tuple[Record, ...] = ()
     failures: Counter[State] = field(default_factory=Counter)
     busy_seconds: float = 0.0
     begun: float = field(default_factory=time.monotonic)
@@ -86,6 +87,7 @@ class Tally:
             known=self.known,
             best=self.best,
             baseline=self.baseline,
+            front=self.front,
             failures=dict(self.failures),
             seconds=self.seconds,
             busy=self.busy,

@@ -13,6 +13,7 @@ from tuner.kernels.base import Values
 from tuner.kernels.selection import Variants
 from tuner.kernels.space import canonical
 from tuner.records import State
+from tuner.results.front import front
 from tuner.search.desk import RecordStore
 from tuner.search.finalists import hold_finals, outcome_of
 from tuner.search.interrupts import Interrupts
@@ -99,6 +100,7 @@ class Turn:
         outcome = outcome_of(self.evaluator, self.store)
         if outcome is not None:
             self.tally.best, self.tally.baseline = outcome.best, outcome.baseline
+            self.tally.front = front(outcome.records)
         return self.tally.result(ending, error)
 
     def _start_points(self, neighbours: Iterable[Values]) -> None:
@@ -107,7 +109,7 @@ class Turn:
         for values in log.crashed:
             if proposer.exclude(values):
                 self._give_up(values)
-        proposer.resume((trial.values, trial.median_ns) for trial in log.finished)
+        proposer.resume((trial.values, trial.costs) for trial in log.finished)
         proposer.try_first(
             [
                 canonical(family, family.baseline),
