@@ -32,6 +32,7 @@ from tuner.runner.protocol import Job, Measurement, MeasurePlan
 from tuner.search import Objective, RunResult, SamplerName, Settings, tune
 from tuner.search.objective import costs
 from tuner.search.proposer import Proposer
+from tuner.shapes import parse_shape
 
 PROBLEM = toy_problem(4, 4096)
 PLAN = MeasurePlan(min_samples=5, max_samples=8, budget_ms=0.01)
@@ -75,6 +76,21 @@ def records(folder: Path) -> tuple[Record, ...]:
 def test_a_launch_decodes_a_token_of_each_sequence() -> None:
     assert metered(BASE, 10.0, 3.0).energy_j_per_token == pytest.approx(0.003)
     assert toy_record(BASE).energy_j_per_token is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens"),
+    [
+        ("8x16k:h32/8:d128", 8),
+        ("kv_append:rows=5,context=100,kv_heads=2,head_size=64", 5),
+        (
+            "paged_attention:batch=3,query_tokens=4,context=64,query_heads=8,kv_heads=2,head_size=64",
+            12,
+        ),
+    ],
+)
+def test_problems_know_their_tokens(shape: str, tokens: int) -> None:
+    assert parse_shape(shape).step_tokens == tokens
 
 
 def test_several_measurements_become_one_record() -> None:

@@ -140,13 +140,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def energy_j_per_token(self) -> float | None:
-        """Energy of a launch for each token that it decodes, J; None without a measured one.
-
-        A launch decodes one token of each sequence.
-        """
+        """Energy of a launch for each token that it works for (in a decode step one of each
+        sequence), J; None without a measured one."""
         if self.energy is None:
             return None
-        return self.energy.joules_per_launch / self.problem.tokens_made
+        return self.energy.joules_per_launch / self.problem.step_tokens
 
     @property
     def utilisation(self) -> float | None:

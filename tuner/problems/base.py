@@ -6,6 +6,7 @@ A problem is plain data. Operands are made from it by its family, with a seed.
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import ClassVar
 
 import msgspec
@@ -21,6 +22,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     SIZES: ClassVar[tuple[str, ...]] = ("sequences", "context")
     """Fields that a launch may differ in from the problem that its kernels were built for; all
     others, but for `lengths`, are compiled into the kernels."""
+
+    STEP_TOKENS: ClassVar[tuple[str, ...]] = ("sequences", "rows", "batch", "query_tokens")
+    """Fields that count the tokens of a step."""
 
     @property
     def key(self) -> str:
@@ -41,9 +45,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
         return " ".join(f"{name} {value}" for name, value in fields.items())
 
     @property
-    def tokens_made(self) -> int:
-        """Tokens that a launch decodes: one for each sequence, unless a problem says otherwise."""
-        return int(getattr(self, "sequences", 1))
+    def step_tokens(self) -> int:
+        """Tokens that a launch works for: the product of the `STEP_TOKENS` that the problem has."""
+        return math.prod(getattr(self, name, 1) for name in self.STEP_TOKENS)
 
     @property
     def extent(self) -> int:
