@@ -47,7 +47,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     @property
     def step_tokens(self) -> int:
         """Tokens that a launch works for: the product of the `STEP_TOKENS` that the problem has."""
-        return math.prod(getattr(self, name, 1) for name in self.STEP_TOKENS)
+        counted = set(self.STEP_TOKENS) & set(self.__struct_fields__)
+        return math.prod(getattr(self, name) for name in counted)
 
     @property
     def extent(self) -> int:
