@@ -21,10 +21,13 @@ COMPILER = Compiler()
 
 def variant(family: Family, text: str, runner: Runner) -> Values:
     """A variant from its meaningful parameters, "teams lanes=8 …"; the first word is the strategy,
-    what is not said is neutral, and the subgroup size is the device's."""
+    what is not said is neutral, and the subgroup size, if it means anything, is the device's."""
     strategy, *assignments = text.split()
-    size = [] if strategy == "baseline" else [f"subgroup_size={runner.info.subgroup_size}"]
-    return parse_values(family, [f"strategy={strategy}", *size, *assignments], family.baseline)
+    values = parse_values(family, [f"strategy={strategy}", *assignments], family.baseline)
+    if "subgroup_size" not in family.meaningful(values):
+        return values
+    size = f"subgroup_size={runner.info.subgroup_size}"
+    return parse_values(family, [f"strategy={strategy}", size, *assignments], family.baseline)
 
 
 def judged(

@@ -18,7 +18,8 @@ from tuner.evaluate import ResidentCases
 from tuner.kernels.base import Operands
 from tuner.kernels.kv_append import KV_APPEND_Q8, make_operands
 from tuner.oracle import judge
-from tuner.oracle.kv_append import kv_append_reference, near_boundaries
+from tuner.oracle.kv_append import kv_append_reference
+from tuner.oracle.rounding import codes_near_boundaries, half_scales_near_boundaries
 from tuner.problems import KvAppendProblem
 from tuner.quant import append_rows, planar_layout, quantise_groups
 
@@ -102,9 +103,10 @@ def test_the_oracle_allows_what_golden_allows_and_no_more(name: str) -> None:
     golden = load(name)
     _, operands = golden_case(golden)
     for side, full in (("k", "key"), ("v", "value")):
-        codes, scales = near_boundaries(operands.inputs[full])
-        np.testing.assert_array_equal(codes, golden.want[f"{side}_near"])
-        np.testing.assert_array_equal(scales, golden.want[f"{side}_scale_near"])
+        groups = operands.inputs[full].reshape(-1, 32)
+        near, scale_near = (golden.want[f"{side}_{flags}"] for flags in ("near", "scale_near"))
+        np.testing.assert_array_equal(codes_near_boundaries(groups), near.reshape(-1, 32))
+        np.testing.assert_array_equal(half_scales_near_boundaries(groups), scale_near.ravel())
     right = {"key_cache": golden.want["kc"], "value_cache": golden.want["vc"]}
     verdict = judge(right, kv_append_reference(operands), "f32", name)
     assert verdict.ok, verdict.message

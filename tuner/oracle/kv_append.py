@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tuner.quant import CODE_MAX, GROUP_CODES, quantise_groups
+from tuner.oracle.rounding import codes_near_boundaries, half_scales_near_boundaries
+from tuner.quant import GROUP_CODES, quantise_groups
 
 if TYPE_CHECKING:
     from tuner.kernels.base import ArithmeticClass, Operands, Reference
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 SIDES = ("key", "value")
-CODE_MARGIN = 1e-4
-"""Codes from a boundary within which 2.5 ulp of 127, in each of two divisions, may matter."""
-SCALE_MARGIN = 4e-7
-"""The same for a scale, relative to it: 2.5 ulp of float32 and a little."""
 SAMPLED_ROWS = 256
 
 
@@ -78,8 +75,10 @@ def _reference(operands: Operands, rows: Array, *, rest: bool) -> Reference:
         made_codes, made_scales = quantise_groups(vectors)
         wanted[f"{side}_codes"] = made_codes.reshape(-1, 1)
         wanted[f"{side}_scales"] = made_scales.view(np.uint16).reshape(-1, 1)
-        near_codes, near_scales = near_boundaries(vectors)
+        grouped = vectors.reshape(-1, GROUP_CODES)
+        near_codes = codes_near_boundaries(grouped)
         bounds[f"{side}_codes"] = near_codes.reshape(-1, 1).astype(np.float64)
+        near_scales = half_scales_near_boundaries(grouped)
         bounds[f"{side}_scales"] = near_scales.reshape(-1, 1).astype(np.float64)
 
     def bounds_of(_arithmetic: ArithmeticClass) -> dict[str, Array]:
@@ -90,25 +89,4 @@ def _reference(operands: Operands, rows: Array, *, rest: bool) -> Reference:
         bounds=bounds_of,
         seen=seen,
         zero_may_differ=frozenset(bounds),
-    )
-
-
-def near_boundaries(vectors: Array) -> tuple[Array, Array]:
-    """Which codes [..., row] and which scales [..., row/32] may be off by one.
-
-    Where 127/peak is a power of two no division is inexact, so that the rule for ties itself shows:
-    there nothing may be off.
-    """
-    grouped = vectors.astype(np.float64).reshape(*vectors.shape[:-1], -1, GROUP_CODES)
-    peak = np.abs(grouped).max(axis=-1)
-    safe = np.where(peak > 0, peak, 1.0)
-    inexact = (peak > 0) & (np.frexp(safe / CODE_MAX)[0] != 0.5)
-    quotients = np.abs(grouped) / safe[..., None] * CODE_MAX
-    codes = np.abs(quotients % 1 - 0.5) <= CODE_MARGIN
-    scale = safe / CODE_MAX
-    with np.errstate(over="ignore"):
-        below, above = ((scale * (1 + sign * SCALE_MARGIN)).astype(np.float16) for sign in (-1, 1))
-    return (
-        (codes & inexact[..., None]).reshape(vectors.shape),
-        inexact & (below != above),
     )

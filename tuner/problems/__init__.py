@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from tuner.problems.base import Problem
+from tuner.problems.cache_write import CacheWriteProblem
 from tuner.problems.indexer_step import IndexerStepProblem
 from tuner.problems.kv_append import KvAppendProblem
 from tuner.problems.norm_rope import NormRopeProblem
@@ -21,6 +22,7 @@ AnyProblem = (
     | Q8DecodeProblem
     | Q8SelectedProblem
     | GatedCombineProblem
+    | CacheWriteProblem
 )
 """The union of all problem types, for decoding records."""
 
@@ -34,6 +36,7 @@ __all__ = [
     "MAX_SEQUENCES",
     "MAX_TOKENS",
     "AnyProblem",
+    "CacheWriteProblem",
     "GatedCombineProblem",
     "IndexerStepProblem",
     "KvAppendProblem",
