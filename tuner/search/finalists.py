@@ -44,7 +44,7 @@ def hold_finals(
             break
         progress.finals_started(len(chosen), tally.status())
         trials = [evaluator.prepare(evaluator.draft(record.values)) for record in chosen]
-        plan = _final_plan(evaluator.session.plan, settings.final_rounds)
+        plan = _final_plan(evaluator.session.plan)
         try:
             records = measure_again(evaluator, trials, rounds=settings.final_rounds, plan=plan)
         except TrialLostDeviceError as lost:
@@ -85,13 +85,13 @@ def finalists(outcome: Outcome, limit: int) -> tuple[Record, ...]:
     return tuple(close[:limit])
 
 
-def _final_plan(plan: MeasurePlan, rounds: int) -> MeasurePlan:
-    """A round takes half the samples of a search's measurement, and its part of the energy's."""
+def _final_plan(plan: MeasurePlan) -> MeasurePlan:
+    """A round takes half of a search's measurement."""
     return msgspec.structs.replace(
         plan,
         min_samples=max(3, plan.min_samples // 2),
         max_samples=max(3, plan.max_samples // 2),
         budget_ms=plan.budget_ms / 2,
         give_up_ns=None,
-        energy_ms=plan.energy_ms / rounds,
+        energy_ms=plan.energy_ms / 2,
     )
