@@ -1,6 +1,7 @@
 """The command line: parse, call, print, exit code.
 
-Exit codes: 0 good, 1 something was wrong with a kernel or a result, 2 bad usage, 130 interrupted.
+Exit codes: 0 good, 1 something was wrong with a kernel or a result, 2 bad usage, 3 slower than
+`compare --fail-if-slower` allows, 130 interrupted.
 Everything heavy is imported inside the commands, so that `tuner --help` stays fast; for the same
 reason help is plain text, not Rich's.
 """
@@ -14,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from tuner import __version__
-from tuner.cli import bench, calibrate, describe, report, tune, verify
+from tuner.cli import bench, calibrate, compare, describe, report, tune, verify
 from tuner.errors import TunerError
 
 
@@ -69,6 +70,7 @@ app.command("verify")(verify.verify)
 app.command("calibrate")(calibrate.calibrate)
 app.command("bench")(bench.bench)
 app.command("tune")(tune.tune)
+app.command("compare")(compare.compare)
 app.command("export")(report.export)
 app.command("plot")(report.plot)
 

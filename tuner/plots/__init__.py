@@ -13,6 +13,7 @@ from tuner.plots.comparison import Results, device_comparison
 from tuner.plots.energy import energy_against_time
 from tuner.plots.history import search_history
 from tuner.plots.influence import Influence, influences, parameter_influence
+from tuner.plots.ratios import ratios
 from tuner.plots.utilisation import utilisation_by_context, utilisation_by_problem
 from tuner.results.files import make_folder, write_atomic
 
@@ -25,6 +26,7 @@ __all__ = [
     "energy_against_time",
     "influences",
     "parameter_influence",
+    "ratios",
     "save",
     "search_history",
     "utilisation_by_context",

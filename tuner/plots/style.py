@@ -13,6 +13,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from tuner.device_info import DeviceInfo
 from tuner.records import Record
+from tuner.results.outcomes import of_last_device
 
 # Okabe and Ito's colours, told apart with every kind of colour vision.
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -60,10 +61,8 @@ def source(records: Sequence[Record], device: DeviceInfo | None) -> Source:
     """The records of the device and driver that were measured last."""
     if not records:
         return Source(records=(), left_out=0, software=bool(device and device.is_cpu))
-    newest = max(records, key=lambda record: record.time)
-    key = (newest.device, newest.driver)
-    kept = tuple(record for record in records if (record.device, record.driver) == key)
-    software = device is not None and device.is_cpu and device.name == newest.device
+    kept = of_last_device(records)
+    software = device is not None and device.is_cpu and device.name == kept[0].device
     return Source(records=kept, left_out=len(records) - len(kept), software=software)
 
 
@@ -167,4 +166,5 @@ def _three_digits(value: float) -> str:
 
 
 def _wrapped(text: str, width: float) -> list[str]:
-    return textwrap.wrap(text, int(width * _CHARACTERS_PER_INCH)) if text else []
+    room = int(width * _CHARACTERS_PER_INCH)
+    return [part for line in text.splitlines() for part in textwrap.wrap(line, room)]

@@ -11,13 +11,18 @@ from tuner.results.frame import outcomes_to_frame, row, to_frame
 from tuner.results.journal import Repair
 from tuner.results.outcomes import Outcome, latest, outcomes
 from tuner.results.repeats import between_measurements, series
+from tuner.results.sides import Pair, Side, SideBySide, Unpaired, side_by_side
 from tuner.results.store import Merged, Store, device_folders, merge
 
 __all__ = [
     "Merged",
     "Outcome",
+    "Pair",
     "Repair",
+    "Side",
+    "SideBySide",
     "Store",
+    "Unpaired",
     "between_measurements",
     "device_folders",
     "latest",
@@ -26,5 +31,6 @@ __all__ = [
     "outcomes_to_frame",
     "row",
     "series",
+    "side_by_side",
     "to_frame",
 ]

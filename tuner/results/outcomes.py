@@ -86,6 +86,16 @@ def latest(records: Iterable[Record]) -> tuple[Record, ...]:
     return tuple(newest.values())
 
 
+def of_last_device(records: Iterable[Record]) -> tuple[Record, ...]:
+    """The records of the device and driver that were measured last."""
+    listed = tuple(records)
+    newest = max(listed, key=lambda record: record.time, default=None)
+    if newest is None:
+        return ()
+    key = (newest.device, newest.driver)
+    return tuple(record for record in listed if (record.device, record.driver) == key)
+
+
 def declared_baseline(family: str) -> Values | None:
     """The baseline that this version declares for the family, None if it knows no such family."""
     from tuner import kernels

@@ -1,0 +1,217 @@
+"""`compare`: two results, devices or variants side by side, and whether a difference is shown."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tuner.cli import options
+from tuner.cli.output import microseconds, note, print_json, print_table, say
+
+if TYPE_CHECKING:
+    from tuner.records import Record
+    from tuner.results import Pair, Side, SideBySide
+
+SLOWER = 3
+"""The exit code where B is slower than `--fail-if-slower` allows."""
+
+_SIDE = "[RESULTS|DEVICE][@VARIANT]"
+
+
+def compare(
+    a: Annotated[str, typer.Argument(metavar=f"A={_SIDE}", help="What B is compared with.")],
+    b: Annotated[str, typer.Argument(metavar=f"B={_SIDE}", help="What is judged.")],
+    *,
+    out: options.Out = options.RESULTS,
+    fail_if_slower: Annotated[
+        str | None,
+        typer.Option(
+            "--fail-if-slower",
+            metavar="PERCENT%",
+            help=f"Exit code {SLOWER} if B is shown to be slower by more than this on any problem.",
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the ratios, too.")
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Say of each problem whether B is faster or slower than A.
+
+    RESULTS is a folder or a records file, DEVICE a name below --out; VARIANT is best (default),
+    baseline, name=value,… or the start of a record's identity. Needs no device.
+    """
+    from tuner.results import side_by_side
+
+    limit = None if fail_if_slower is None else _fraction(fail_if_slower)
+    sides = _side(a, out), _side(b, out)
+    found = side_by_side(*sides)
+    if plot is not None:
+        from tuner.plots import ratios, save
+
+        save(ratios(found.pairs, names=(a, b), limit=limit), plot)
+    if json:
+        print_json(_as_data(sides, found))
+    else:
+        _print(sides, found)
+    for each in found.unpaired:
+        note(f"not compared: {each.family} {each.problem.label}: {each.reason}")
+    if limit is not None and _is_worse(found, limit):
+        raise typer.Exit(SLOWER)
+
+
+def _fraction(text: str) -> float:
+    from tuner.errors import UsageError
+
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
+    if match is None:
+        raise UsageError(f"--fail-if-slower {text!r}: write a percentage, such as 3%")
+    return float(match[1]) / 100
+
+
+def _side(text: str, out: Path) -> Side:
+    """What the user's A or B stands for.
+
+    Raises:
+        UsageError, ResultsError: no such results or device, or more than one.
+    """
+    from tuner.results import Side
+    from tuner.results.sides import BEST
+
+    source, _, variant = (text, "", "") if Path(text).exists() else text.partition("@")
+    return Side(name=text, records=_records(source, out), variant=variant or BEST)
+
+
+def _records(source: str, out: Path) -> tuple[Record, ...]:
+    from tuner.errors import ResultsError
+    from tuner.records import Record
+    from tuner.results import Store
+    from tuner.results.journal import read_journal
+
+    path = Path(source) if source else out
+    if path.is_file():
+        records, repairs = read_journal(path, Record)
+    else:
+        store = Store(_one_device(path, source, out), read_only=True)
+        records, repairs = store.records(), store.repairs
+    for repair in repairs:
+        note(f"note: {repair}")
+    if not records:
+        raise ResultsError(path, "holds no records: tune first")
+    return records
+
+
+def _one_device(path: Path, source: str, out: Path) -> Path:
+    """The folder of one device's results that is meant, by path or by the device's name."""
+    from tuner.errors import UnknownNameError, UsageError
+    from tuner.results import Store, device_folders
+    from tuner.results.store import RECORDS
+
+    if (path / RECORDS).exists():
+        return path
+    below = device_folders(path if path.is_dir() else out)
+    if path.is_dir():
+        matching = below
+    else:
+        wanted = source.lower()
+        names = {folder: Store(folder, read_only=True).device() for folder in below}
+        matching = tuple(
+            folder
+            for folder, info in names.items()
+            if wanted in folder.name.lower()
+            or (info is not None and (wanted in info.name.lower() or info.uuid.startswith(wanted)))
+        )
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        listed = ", ".join(str(folder) for folder in matching)
+        raise UsageError(f"{source or path} stands for several devices: name one of {listed}")
+    raise UnknownNameError(
+        "results folder, records file or device", source or path, [f.name for f in below]
+    )
+
+
+def _is_worse(found: SideBySide, limit: float) -> bool:
+    """Whether any problem is shown slower beyond the limit, or has lost its correct variant."""
+    slower = any(pair.comparison.low > 1 + limit for pair in found.pairs)
+    return slower or any(each.failed for each in found.unpaired)
+
+
+def _geometric_mean(pairs: tuple[Pair, ...]) -> float:
+    return math.exp(math.fsum(math.log(pair.comparison.ratio) for pair in pairs) / len(pairs))
+
+
+def _print(sides: tuple[Side, Side], found: SideBySide) -> None:
+    from tuner.results.outcomes import of_last_device
+
+    several = len({pair.family for pair in found.pairs}) > 1
+    print_table(
+        ("problem", "A µs", "B µs", "B / A", "95 % interval", "verdict on B"),
+        [
+            (
+                f"{pair.family} {pair.problem.label}" if several else pair.problem.label,
+                microseconds(pair.a.median_ns),
+                microseconds(pair.b.median_ns),
+                f"{pair.comparison.ratio:#.4g}",
+                f"{pair.comparison.low:#.4g} to {pair.comparison.high:#.4g}",
+                pair.comparison.verdict,
+            )
+            for pair in found.pairs
+        ],
+        right=("A µs", "B µs", "B / A", "95 % interval"),
+    )
+    say()
+    for letter, side, between in zip("AB", sides, found.between, strict=True):
+        last = of_last_device(side.records)[0]
+        say(f"{letter}: {side.name} · {last.device} · {last.driver}; {_told(between)}")
+    if len(found.pairs) > 1:
+        say(f"geometric mean of B / A: {_geometric_mean(found.pairs):#.4g}")
+
+
+def _told(between: float | None) -> str:
+    if between is None:
+        return "nothing measured often enough to tell how single measurements vary"
+    return f"measured anew, a median varies by {100 * between:.2g} % beyond what its samples tell"
+
+
+def _as_data(sides: tuple[Side, Side], found: SideBySide) -> dict[str, Any]:
+    return {
+        "a": {"name": sides[0].name, "variant": sides[0].variant, "between": found.between[0]},
+        "b": {"name": sides[1].name, "variant": sides[1].variant, "between": found.between[1]},
+        "geometric_mean": _geometric_mean(found.pairs),
+        "problems": [
+            {
+                "family": pair.family,
+                "label": pair.problem.label,
+                "problem": pair.problem,
+                "a": _measured(pair.a),
+                "b": _measured(pair.b),
+                "ratio": pair.comparison.ratio,
+                "low": pair.comparison.low,
+                "high": pair.comparison.high,
+                "verdict": pair.comparison.verdict,
+                "resampled": pair.comparison.units,
+            }
+            for pair in found.pairs
+        ],
+        "not_compared": [
+            {"family": each.family, "label": each.problem.label, "reason": each.reason}
+            for each in found.unpaired
+        ],
+    }
+
+
+def _measured(record: Record) -> dict[str, Any]:
+    return {
+        "variant": record.variant,
+        "values": record.values,
+        "device": record.device,
+        "driver": record.driver,
+        "median_ns": record.median_ns,
+        "samples": len(record.samples_ns),
+        "rounds": len(record.rounds),
+    }
