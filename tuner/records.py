@@ -82,6 +82,17 @@ class Energy(msgspec.Struct, frozen=True, kw_only=True):
     method: Literal["counter", "mean power"]
 
 
+class IntervalTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Raw samples, in nanoseconds, of one stretch of a launch: the passes between two barriers.
+
+    `passes` names them; a stretch ends when all of them have, and begins where the one before it
+    ended, so that its barrier counts with it.
+    """
+
+    passes: tuple[str, ...]
+    samples_ns: tuple[float, ...]
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One trial: a variant of a family on a problem on a device, and what came of it.
 
@@ -122,6 +133,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Launches of one sample, by whose number it is divided."""
     passes: int = 0
     """Dispatches of a launch; 0 in records that do not tell."""
+    breakdown: tuple[IntervalTimes, ...] = ()
+    """Where the time of a launch with several passes goes, from launches of their own."""
     clock_state: ClockState | None = None
     observed: Observation | None = None
     energy: Energy | None = None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -300,3 +301,35 @@ def test_a_closed_runner_says_so(make: Callable[[], Runner]) -> None:
     ):
         with pytest.raises(UsageError, match="closed"):
             call()
+
+
+def test_a_launch_of_several_passes_is_broken_down_at_its_barriers(runner: Runner) -> None:
+    two = job(step("stage"), step("finish"))
+    plan = msgspec.structs.replace(QUICK, breakdown_samples=5)
+    runner.prepare(two)
+    measured, plain = runner.measure(two, "w", plan), runner.measure(two, "w", QUICK)
+    runner.release(two)
+    assert [each.passes for each in measured.breakdown] == [("stage",), ("finish",)]
+    assert all(len(each.samples_ns) == 5 for each in measured.breakdown)
+    assert all(ns >= 0 for each in measured.breakdown for ns in each.samples_ns)
+    assert plain.breakdown == ()
+
+
+def test_passes_beside_each_other_are_one_stretch(runner: Runner) -> None:
+    beside = job(step("stage"), step("idle", beside=True), step("finish"), step("idle"))
+    plan = msgspec.structs.replace(QUICK, breakdown_samples=2)
+    runner.prepare(beside)
+    execution = runner.execute(beside, "w")
+    measured = runner.measure(beside, "w", plan)
+    runner.release(beside)
+    np.testing.assert_array_equal(execution.outputs["o"], 2.0 * operands()["a"][::-1] + 1.0)
+    stretches = [each.passes for each in measured.breakdown]
+    assert stretches == [("stage", "idle"), ("finish",), ("idle",)]
+
+
+def test_one_pass_has_no_breakdown(runner: Runner) -> None:
+    scale = job(step("scale"))
+    runner.prepare(scale)
+    plan = msgspec.structs.replace(QUICK, breakdown_samples=2)
+    assert runner.measure(scale, "w", plan).breakdown == ()
+    runner.release(scale)

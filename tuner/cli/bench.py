@@ -31,6 +31,7 @@ _COLUMNS = (
     "error",
     "bound",
 )
+_BREAKDOWN_RIGHT = ("median µs", "share")
 
 
 def bench(
@@ -112,12 +113,16 @@ def bench(
 
 def _plan(measure: str, energy: bool) -> MeasurePlan:
     from tuner.errors import UnknownNameError
-    from tuner.runner.protocol import ENERGY_MS, MeasurePlan
+    from tuner.runner.protocol import BREAKDOWN_SAMPLES, ENERGY_MS, MeasurePlan
 
     if measure not in MEASURES:
         raise UnknownNameError("measure", measure, MEASURES)
     kind: Measure = "batched" if measure == "batched" else "isolated"
-    return MeasurePlan(measure=kind, energy_ms=ENERGY_MS if energy else 0.0)
+    return MeasurePlan(
+        measure=kind,
+        energy_ms=ENERGY_MS if energy else 0.0,
+        breakdown_samples=BREAKDOWN_SAMPLES,
+    )
 
 
 def _variants(
@@ -169,6 +174,7 @@ def _print_records(records: Sequence[Record], family: Family, calibration: Calib
         ],
         right=tuple(name for name in columns if name != "ended by"),
     )
+    _print_breakdowns([(record, name) for record, name in zip(records, names, strict=True)])
     say()
     say(f"read bandwidth: {bandwidth(calibration.read_gb_s)} GB/s ({calibration.method})")
     for text in dict.fromkeys(describe(family, record.values) for record in records):
@@ -179,6 +185,22 @@ def _print_records(records: Sequence[Record], family: Family, calibration: Calib
     for record in records:
         if record.state != "correct":
             note(f"{record.state}: {record.problem.label}: {record.error}")
+
+
+def _print_breakdowns(named: Sequence[tuple[Record, str]]) -> None:
+    """Where launches of several passes spend their time: medians of launches of their own."""
+    from statistics import median
+
+    rows = []
+    for record, name in named:
+        medians = [median(stretch.samples_ns) for stretch in record.breakdown]
+        for stretch, each_ns in zip(record.breakdown, medians, strict=True):
+            share = percent(each_ns / sum(medians))
+            passes = " + ".join(stretch.passes)
+            rows.append((record.problem.label, name, passes, microseconds(each_ns), share))
+    if rows:
+        say()
+        print_table(("problem", "", "passes", "median µs", "share"), rows, right=_BREAKDOWN_RIGHT)
 
 
 def _cells(record: Record, calibration: Calibration) -> tuple[str, ...]:

@@ -176,6 +176,7 @@ def compile_passes(
                 push=pack_push(family, p.declared.push),
                 groups=p.declared.groups,
                 subgroup_size=p.declared.subgroup_size,
+                beside=p.declared.beside,
             )
             for p, c in zip(passes, compiled, strict=True)
         ),
@@ -220,7 +221,7 @@ def variant_key(
             p.declared.groups,
             sorted(p.declared.push.items()),
             p.declared.subgroup_size or 0,
-            p.declared.name,
+            p.declared.name + (" beside" if p.declared.beside else ""),
         )
         for p in passes
     ]

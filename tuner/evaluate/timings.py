@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tuner.records import ClockState, Energy, Observation
+from tuner.records import ClockState, Energy, IntervalTimes, Observation
 from tuner.runner.protocol import Measurement
 from tuner.timing import summarise
 
@@ -34,7 +34,19 @@ def timing_fields(measurements: Sequence[Measurement]) -> dict[str, Any]:
         "clock_state": _one_clock_state([m.clock_state for m in measurements if m.clock_state]),
         "observed": _one_observation([m.observed for m in measurements if m.observed]),
         "energy": _one_energy([m.energy for m in measurements if m.energy]),
+        "breakdown": _one_breakdown([m.breakdown for m in measurements if m.breakdown]),
     }
+
+
+def _one_breakdown(found: Sequence[tuple[IntervalTimes, ...]]) -> tuple[IntervalTimes, ...]:
+    """Stretches in order, each with the samples of all measurements."""
+    return tuple(
+        IntervalTimes(
+            passes=same[0].passes,
+            samples_ns=tuple(ns for each in same for ns in each.samples_ns),
+        )
+        for same in zip(*found, strict=True)
+    )
 
 
 def _one_clock_state(found: Sequence[ClockState]) -> ClockState | None:

@@ -100,7 +100,8 @@ class Pass:
     """One dispatch of a variant: which part of the template, with which constants, how often.
 
     `subgroup_size` is the size the pipeline must require (None: any the driver likes).
-    `push` gives a value for every push-constant field of the family.
+    `push` gives a value for every push-constant field of the family. `beside`: it needs nothing of
+    the pass before it, and may run beside it.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Pass:
     push: Mapping[str, int | float]
     groups: tuple[int, int, int]
     subgroup_size: int | None
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from tuner.device import Device
@@ -22,6 +23,17 @@ class Rotation:
         """Record a launch behind a barrier: launches share their scratch memory."""
         COMPUTE_TO_COMPUTE.record(recording)
         self.launch.record(recording, self._next_copy)
+        self._turn()
+
+    def record_stamped(self, recording: Any, stamp: Callable[[], None]) -> None:
+        """Record a launch behind a barrier, and a stamp before, between and after its stretches."""
+        COMPUTE_TO_COMPUTE.record(recording)
+        stamp()
+        self.launch.record(recording, self._next_copy, stamp)
+        stamp()
+        self._turn()
+
+    def _turn(self) -> None:
         self._next_copy = (self._next_copy + 1) % self.launch.copies
 
 

@@ -101,6 +101,30 @@ class DeviceClock:
         self._commands.wait(f"{submission.load} launches and {timed} timed ones")
         return self._timed(self._timestamps.read(count), submission)
 
+    def break_down(self, load: int, samples: int) -> list[tuple[float, ...]]:
+        """Nanoseconds of each stretch between barriers, for every launch of which there is room.
+
+        All in one submission, behind `load` launches.
+        """
+        stretches = self._rotation.launch.intervals
+        samples = min(samples, _QUERIES // (stretches + 1))
+        recording = self._commands.begin()
+        count = samples * (stretches + 1)
+        _vk.lib.vkCmdResetQueryPool(recording, self._timestamps.pool, 0, count)
+        TRANSFER_TO_COMPUTE.record(recording)
+        for _ in range(load):
+            self._rotation.record(recording)
+        queries = iter(range(count))
+        for _ in range(samples):
+            self._rotation.record_stamped(recording, lambda: self._stamp(recording, next(queries)))
+        self._commands.submit()
+        self._commands.wait(f"{load} launches and {samples} broken down")
+        info = self._timestamps.device.info
+        stamps = self._timestamps.read(count)
+        parts = [stamps[n : n + stretches + 1] for n in range(0, count, stretches + 1)]
+        ticks = [elapsed(each, info.timestamp_valid_bits) for each in parts]
+        return [tuple(part) for part in zip(*_scaled(ticks, info.timestamp_period_ns), strict=True)]
+
     def _stamp(self, recording: Any, query: int) -> None:
         _vk.lib.vkCmdWriteTimestamp(recording, _ALL_COMMANDS, self._timestamps.pool, query)
 
@@ -115,6 +139,10 @@ class DeviceClock:
             samples_ns=tuple(ns / submission.launches for ns in samples),
             references_ns=tuple(timed_ns[submission.samples :]),
         )
+
+
+def _scaled(ticks: list[list[int]], period_ns: float) -> list[list[float]]:
+    return [[each * period_ns for each in launch] for launch in ticks]
 
 
 class HostClock:

@@ -53,6 +53,7 @@ class Deadlines:
         """Of a measurement: what the plan spends, and the launches that teach it to spend less."""
         planned_ms = 4 * (plan.warmup_ms + plan.budget_ms + plan.max_submission_ms)
         planned_ms += plan.settle_max_ms + 2 * plan.energy_ms
+        planned_ms += plan.max_submission_ms if plan.breakdown_samples else 0
         return _LOOKS * self.launch(info) + planned_ms / 1000 + self.spare_s
 
     def read_bandwidth(self, info: DeviceInfo, nbytes: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tuner import _vk
@@ -45,14 +45,24 @@ class Launch:
         for handle, buffers in zip(handles, copies, strict=True):
             self._bind(handle, [buffers[name] for name in bindings])
 
-    def record(self, commands: Any, copy: int) -> None:
-        """Record every pass on one copy, with barriers between passes."""
+    @property
+    def intervals(self) -> int:
+        """Stretches between barriers."""
+        return 1 + sum(not step.beside for step in self._steps[1:])
+
+    def record(self, commands: Any, copy: int, between: Callable[[], None] | None = None) -> None:
+        """Record every pass on one copy, with barriers between passes.
+
+        `between` is called where one stretch has been recorded and before its barrier.
+        """
         lib, null = _vk.lib, _vk.NULL
-        bound, between = self._sets[copy], False
+        bound, first = self._sets[copy], True
         for step in self._steps:
-            if between:
+            if not (first or step.beside):
+                if between is not None:
+                    between()
                 COMPUTE_TO_COMPUTE.record(commands)
-            between = True
+            first = False
             lib.vkCmdBindPipeline(commands, _COMPUTE, step.pipeline)
             lib.vkCmdBindDescriptorSets(commands, _COMPUTE, step.layout, 0, 1, bound, 0, null)
             if step.push_bytes:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 
 from tuner._memory import Memory
 from tuner.observers import Observer, metered, watched
-from tuner.records import ClockState, Energy
+from tuner.records import ClockState, Energy, IntervalTimes
 from tuner.runner._back_to_back import BackToBack, Rotation
 from tuner.runner._clocks import DeviceClock, HostClock, Timestamps
 from tuner.runner._commands import Commands
@@ -36,8 +37,10 @@ class Measuring:
         self._reference: Reference | None = None
         self._measured_at = -math.inf
 
-    def measure(self, launch: Launch, plan: MeasurePlan) -> Measurement:
-        """Time launches as `plan` says.
+    def measure(
+        self, launch: Launch, plan: MeasurePlan, intervals: tuple[tuple[str, ...], ...]
+    ) -> Measurement:
+        """Time launches as `plan` says; `intervals` are the names of `Job.intervals`.
 
         Raises:
             RunTimeoutError, DeviceLostError: a launch hangs or kills the device.
@@ -49,6 +52,7 @@ class Measuring:
             settled = settle(clock, plan) if self._shall_settle(plan) else None
             with watched(self._observer) as seen:
                 taken = take_samples(clock, plan)
+            breakdown = _breakdown(clock, plan, taken, intervals)
             energy = self._energy(rotation, plan, taken)
         finally:
             self._measured_at = time.monotonic()
@@ -64,6 +68,7 @@ class Measuring:
             clock_state=_clock_state(taken, settled),
             observed=seen.summary(),
             energy=energy,
+            breakdown=breakdown,
         )
 
     def close(self) -> None:
@@ -99,6 +104,25 @@ class Measuring:
             ends = self._stream.run(rotation, launches, launches, submissions)
         # From the end of the first submission on there was no pause.
         return meter.energy(ends[1], ends[-1], launches * submissions)
+
+
+def _breakdown(
+    clock: DeviceClock | HostClock,
+    plan: MeasurePlan,
+    taken: Taken,
+    intervals: tuple[tuple[str, ...], ...],
+) -> tuple[IntervalTimes, ...]:
+    """Launches with timestamps between their passes; none without timestamps or several passes."""
+    if plan.breakdown_samples < 1 or len(intervals) < 2 or not isinstance(clock, DeviceClock):
+        return ()
+    each_ns = max(statistics.median_low(taken.samples_ns), 1.0)
+    fitting = max(2, int(plan.max_submission_ms * MS / each_ns))
+    load = min(math.ceil(plan.warmup_ms * MS / each_ns), MAX_LOAD_LAUNCHES, fitting // 2)
+    stretches = clock.break_down(load, min(plan.breakdown_samples, fitting - load))
+    return tuple(
+        IntervalTimes(passes=passes, samples_ns=samples)
+        for passes, samples in zip(intervals, stretches, strict=True)
+    )
 
 
 def _clock_state(taken: Taken, settled: Settled | None) -> ClockState:

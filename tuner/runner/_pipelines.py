@@ -32,6 +32,7 @@ class Step:
     push: Any
     push_bytes: int
     groups: tuple[int, int, int]
+    beside: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,7 @@ def _program_key(each: JobPass, bindings: int) -> ProgramKey:
 
 def _step(each: JobPass, program: Program) -> Step:
     push = _vk.ffi.new("unsigned char[]", each.push) if each.push else _vk.NULL
-    return Step(program.pipeline, program.layout, push, len(each.push), each.groups)
+    return Step(program.pipeline, program.layout, push, len(each.push), each.groups, each.beside)
 
 
 def _at_once(destroy: Callable[[], None]) -> None:

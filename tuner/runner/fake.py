@@ -19,7 +19,7 @@ import numpy as np
 
 from tuner.device_info import DeviceInfo
 from tuner.errors import OutOfMemoryError, TunerError, UnknownNameError, UsageError
-from tuner.records import Energy, Observation, PassStatistics, Transfer
+from tuner.records import Energy, IntervalTimes, Observation, PassStatistics, Transfer
 from tuner.runner.protocol import (
     Array,
     Bandwidth,
@@ -226,6 +226,7 @@ class FakeRunner:
             launches=launches,
             observed=self._observed(job, resident),
             energy=self._energy(job, resident, plan),
+            breakdown=_shared_equally(job, median_ns, plan),
         )
 
     def read_bandwidth(self, nbytes: int, *, samples: int = 20) -> Bandwidth:
@@ -302,3 +303,12 @@ class FakeRunner:
         if workload not in self.workloads:
             raise UnknownNameError("workload", workload, self.workloads)
         return self.workloads[workload]
+
+
+def _shared_equally(job: Job, median_ns: float, plan: MeasurePlan) -> tuple[IntervalTimes, ...]:
+    """The pretended time, an equal share for each stretch between barriers."""
+    stretches = job.intervals
+    if plan.breakdown_samples < 1 or plan.clock == "host" or len(stretches) < 2:
+        return ()
+    samples = (median_ns / len(stretches),) * plan.breakdown_samples
+    return tuple(IntervalTimes(passes=each, samples_ns=samples) for each in stretches)

@@ -23,6 +23,7 @@ from tuner.device_info import DeviceInfo
 from tuner.records import (
     ClockState,
     Energy,
+    IntervalTimes,
     Measure,
     Observation,
     PassStatistics,
@@ -32,6 +33,8 @@ from tuner.timing import EndedBy, StoppingRule
 
 ENERGY_MS = 1000.0
 """Load over which energy is measured: meters step some ten times a second."""
+BREAKDOWN_SAMPLES = 40
+"""Launches that tell where a launch spends its time, where one asks for it."""
 MAX_BATCH_LAUNCHES = 2_000
 """Launches of a batched sample: what they cost the host to record is bounded."""
 _MS = 1e6
@@ -41,13 +44,17 @@ Array = npt.NDArray[Any]
 
 
 class JobPass(msgspec.Struct, frozen=True, kw_only=True):
-    """One dispatch: `push` is the packed push-constant block, `groups` the workgroup counts."""
+    """One dispatch: `push` is the packed push-constant block, `groups` the workgroup counts.
+
+    `beside`: no barrier goes between it and the pass before it.
+    """
 
     name: str
     spirv: bytes
     push: bytes
     groups: tuple[int, int, int]
     subgroup_size: int | None = None
+    beside: bool = False
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,13 +62,22 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     `bindings` names the buffer behind each binding number; `scratch_bytes` the size of each scratch
     buffer, of which those named in `counters` are all zero before and after a launch. Between two
-    passes the runner puts a barrier that makes all writes visible.
+    passes the runner puts a barrier that makes all writes visible, unless the second runs `beside`.
     """
 
     passes: tuple[JobPass, ...]
     bindings: tuple[str, ...]
     scratch_bytes: dict[str, int]
     counters: tuple[str, ...] = ()
+
+    @property
+    def intervals(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the passes between two barriers, in order."""
+        found: list[tuple[str, ...]] = []
+        for each in self.passes:
+            before = found.pop() if each.beside and found else ()
+            found.append((*before, each.name))
+        return tuple(found)
 
     @property
     def key(self) -> JobKey:
@@ -119,6 +135,8 @@ class MeasurePlan(msgspec.Struct, frozen=True, kw_only=True):
     (no CPU, and nothing measured for more than `settle_idle_ms`), "always" or "never". That load
     takes `settle_ms` at least and `settle_max_ms` at most (see `tuner.runner._settling`).
     `energy_ms`: load behind the samples over which energy is measured; 0 for none.
+    `breakdown_samples`: launches behind the samples, with timestamps between their passes too, for
+    jobs that have several; the samples themselves hold nothing but the launch.
     """
 
     measure: Measure = "isolated"
@@ -137,6 +155,7 @@ class MeasurePlan(msgspec.Struct, frozen=True, kw_only=True):
     max_submission_ms: float = 400.0
     give_up_ns: float | None = None
     energy_ms: float = 0.0
+    breakdown_samples: int = 0
 
     @property
     def rule(self) -> StoppingRule:
@@ -195,6 +214,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     clock_state: ClockState | None = None
     observed: Observation | None = None
     energy: Energy | None = None
+    breakdown: tuple[IntervalTimes, ...] = ()
 
 
 class EmptyLaunches(msgspec.Struct, frozen=True, kw_only=True):

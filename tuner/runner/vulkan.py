@@ -164,7 +164,7 @@ class VulkanRunner:
         launch, copies = self._launch(job, self._resident(workload).copies)
         try:
             self._commands.run("making fresh", lambda recording: _record_fresh(recording, copies))
-            return self._measuring.measure(launch, plan)
+            return self._measuring.measure(launch, plan, job.intervals)
         finally:
             self._commands.when_idle(launch.close)
 

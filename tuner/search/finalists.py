@@ -8,7 +8,7 @@ from tuner.evaluate import FINAL, Evaluator, TrialLostDeviceError, measure_again
 from tuner.kernels.space import canonical
 from tuner.records import Record
 from tuner.results import Outcome, outcomes
-from tuner.runner.protocol import MeasurePlan
+from tuner.runner.protocol import BREAKDOWN_SAMPLES, MeasurePlan
 from tuner.search.desk import RecordStore, is_timed
 from tuner.search.settings import Progress, Settings
 from tuner.search.tally import Tally
@@ -86,7 +86,7 @@ def finalists(outcome: Outcome, limit: int) -> tuple[Record, ...]:
 
 
 def _final_plan(plan: MeasurePlan) -> MeasurePlan:
-    """A round takes half of a search's measurement."""
+    """A round takes half of a search's measurement, and breaks some launches down."""
     return msgspec.structs.replace(
         plan,
         min_samples=max(3, plan.min_samples // 2),
@@ -94,4 +94,5 @@ def _final_plan(plan: MeasurePlan) -> MeasurePlan:
         budget_ms=plan.budget_ms / 2,
         give_up_ns=None,
         energy_ms=plan.energy_ms / 2,
+        breakdown_samples=BREAKDOWN_SAMPLES // 4,
     )
