@@ -256,6 +256,19 @@ def test_a_watch_looks_at_both_ends_and_in_between() -> None:
     assert nothing.summary() is None
 
 
+def test_a_watch_may_begin_anew() -> None:
+    observer = Pretended()
+    with watched(observer) as seen:
+        time.sleep(0.05)
+        before = observer.looks
+        seen.begin()
+    summary = seen.summary()
+    assert summary is not None
+    assert summary.looks <= observer.looks - before + 1
+    assert summary.core_mhz is not None
+    assert summary.core_mhz[0] >= 1000.0 + before
+
+
 @pytest.mark.parametrize(("counter", "watts"), [(True, 300.0), (False, 310.0)])
 def test_a_meter_finds_the_power_of_a_counter_that_steps(counter: bool, watts: float) -> None:
     with metered(Pretended(counter=counter)) as meter:

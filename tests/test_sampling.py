@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +21,7 @@ from tuner.runner._sampling import (
     next_submission,
     take_samples,
 )
-from tuner.runner._settling import Settled, settle
+from tuner.runner._settling import Care, SettledClock, settle, take_settled
 from tuner.runner.protocol import MeasurePlan
 
 MS = 1e6
@@ -259,7 +261,71 @@ def test_a_step_within_the_last_tenth_of_a_second_is_waited_for() -> None:
 
 def test_a_clock_that_does_not_settle_is_told_of_after_the_longest_load() -> None:
     found = settle(DriftingClock(9e4, ramp_ns=50 * MS), MeasurePlan(settle_max_ms=800.0))
-    assert found == Settled(load_ms=pytest.approx(800.0, abs=30.0), steady=False)
+    assert not found.steady
+    assert found.load_ms == pytest.approx(800.0, abs=30.0)
+
+
+@dataclass
+class FallingClock(SteppedClock):
+    """A device at full speed that falls to a third of it in the `falls`-th submission from now.
+
+    It comes back after `ramp_ns` of load.
+    """
+
+    falls: int = 0
+    fallen: bool = False
+
+    def _idle(self) -> None:
+        self.falls -= 1
+        if self.falls == 0:
+            self.fallen, self.warm_ns = True, 0.0
+
+    def _slowness(self) -> float:
+        return 3.0 if self.fallen and self.warm_ns < self.ramp_ns else 1.0
+
+
+def taken_with_care(clock: PretendedClock, known: SettledClock, care: Care) -> Any:
+    begun: list[int] = []
+    taken, state = take_settled(clock, MeasurePlan(), known, care, lambda: begun.append(1))
+    assert len(begun) == 1 + state.repeated
+    return taken, state
+
+
+def test_samples_on_a_clock_that_has_slowed_are_taken_again() -> None:
+    known = SettledClock()
+    clock = FallingClock(9e4, ramp_ns=200 * MS)
+    _, first = taken_with_care(clock, known, "settle")
+    assert (first.repeated, first.settled_ms >= 500.0) == (False, True)
+    _, second = taken_with_care(clock, known, "check")
+    assert (second.repeated, second.settled_ms) == (False, 0.0)
+    clock.falls = 2
+    taken, third = taken_with_care(clock, known, "check")
+    assert third.repeated
+    assert third.settled_ms >= 500.0
+    assert max(taken.samples_ns) == pytest.approx(9e4)
+    assert third.reference_ns == (REFERENCE_NS,)
+
+
+def test_who_asks_for_no_care_gets_none() -> None:
+    known = SettledClock()
+    clock = FallingClock(9e4, ramp_ns=200 * MS)
+    taken_with_care(clock, known, "settle")
+    clock.falls = 2
+    taken, state = taken_with_care(clock, known, "none")
+    assert (state.repeated, state.settled_ms) == (False, 0.0)
+    assert min(taken.samples_ns) == pytest.approx(3 * 9e4)
+
+
+def test_a_device_that_is_held_down_for_good_is_not_settled_every_time() -> None:
+    known = SettledClock()
+    clock = FallingClock(9e4, ramp_ns=math.inf)
+    taken_with_care(clock, known, "settle")
+    clock.falls = 2
+    assert [taken_with_care(clock, known, "check")[1].repeated for _ in range(3)] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_the_reference_and_not_the_job_tells_of_the_clock() -> None:

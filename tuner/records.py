@@ -46,12 +46,14 @@ class ClockState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `reference_ns`: the time of the fixed reference kernel behind each submission of samples; it
     follows the clock, so its change is the clock's. `settled_ms`: load before the first sample,
     because the device had idled. `steady`: False where the reference kernel still changed by more
-    than a per cent when that load had lasted as long as it may.
+    than a per cent when that load had lasted as long as it may. `repeated`: the clock had slowed
+    under earlier samples, which were thrown away.
     """
 
     reference_ns: tuple[float, ...] = ()
     settled_ms: float = 0.0
     steady: bool = True
+    repeated: bool = False
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

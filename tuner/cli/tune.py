@@ -103,6 +103,7 @@ def tune(
     """
     from tuner import calibration as calibrating
     from tuner.cli.session import open_store, opened, session_name, warn_of_cpu
+    from tuner.search import require_meter
 
     choice = options.ProblemChoice(
         shapes=shape,
@@ -126,6 +127,7 @@ def tune(
             problems=len(tasks),
             info=info,
         )
+        require_meter(open_device.runner, settings.objective)
         with open_store(out, info) as store:
             warn_of_cpu(info)
             note(f"{info.name} ({info.driver}): measuring the read bandwidth")

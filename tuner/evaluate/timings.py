@@ -56,6 +56,7 @@ def _one_clock_state(found: Sequence[ClockState]) -> ClockState | None:
         reference_ns=tuple(ns for state in found for ns in state.reference_ns),
         settled_ms=sum(state.settled_ms for state in found),
         steady=all(state.steady for state in found),
+        repeated=any(state.repeated for state in found),
     )
 
 

@@ -67,6 +67,10 @@ class Watch:
     source: str = ""
     readings: list[Reading] = field(default_factory=list)
 
+    def begin(self) -> None:
+        """Forget what was read so far."""
+        self.readings.clear()
+
     def summary(self) -> Observation | None:
         """All readings in one; None without any."""
         return summarised(self.source, self.readings) if self.readings else None

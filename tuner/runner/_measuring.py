@@ -8,14 +8,14 @@ import time
 
 from tuner._memory import Memory
 from tuner.observers import Observer, metered, watched
-from tuner.records import ClockState, Energy, IntervalTimes
+from tuner.records import Energy, IntervalTimes
 from tuner.runner._back_to_back import BackToBack, Rotation
 from tuner.runner._clocks import DeviceClock, HostClock, Timestamps
 from tuner.runner._commands import Commands
 from tuner.runner._launch import Launch
 from tuner.runner._reference import Reference
-from tuner.runner._sampling import MAX_LOAD_LAUNCHES, MS, Taken, take_samples
-from tuner.runner._settling import Settled, settle
+from tuner.runner._sampling import MAX_LOAD_LAUNCHES, MS, Taken
+from tuner.runner._settling import Care, SettledClock, take_settled
 from tuner.runner._staging import Staging
 from tuner.runner.protocol import Measurement, MeasurePlan
 
@@ -35,6 +35,7 @@ class Measuring:
         self._timestamps = Timestamps(memory.device)
         self._stream = BackToBack(memory.device, commands)
         self._reference: Reference | None = None
+        self._settled = SettledClock()
         self._measured_at = -math.inf
 
     def measure(
@@ -49,9 +50,10 @@ class Measuring:
         rotation = Rotation(launch)
         clock = self._clock(plan, rotation)
         try:
-            settled = settle(clock, plan) if self._shall_settle(plan) else None
             with watched(self._observer) as seen:
-                taken = take_samples(clock, plan)
+                taken, state = take_settled(
+                    clock, plan, self._settled, self._care(plan), seen.begin
+                )
             breakdown = _breakdown(clock, plan, taken, intervals)
             energy = self._energy(rotation, plan, taken)
         finally:
@@ -65,7 +67,7 @@ class Measuring:
             measure=plan.measure,
             launches=taken.launches,
             timer_step_ns=clock.step_ns,
-            clock_state=_clock_state(taken, settled),
+            clock_state=state,
             observed=seen.summary(),
             energy=energy,
             breakdown=breakdown,
@@ -86,11 +88,13 @@ class Measuring:
             return DeviceClock(self._timestamps, self._commands, rotation, reference)
         return HostClock(self._commands, rotation, reference, self._stream)
 
-    def _shall_settle(self, plan: MeasurePlan) -> bool:
-        if plan.settle != "after_idle":
-            return plan.settle == "always"
+    def _care(self, plan: MeasurePlan) -> Care:
+        if plan.settle == "always":
+            return "settle"
+        if plan.settle == "never" or self._memory.device.info.is_cpu:
+            return "none"
         idle_ms = 1000 * (time.monotonic() - self._measured_at)
-        return not self._memory.device.info.is_cpu and idle_ms > plan.settle_idle_ms
+        return "settle" if idle_ms > plan.settle_idle_ms else "check"
 
     def _energy(self, rotation: Rotation, plan: MeasurePlan, taken: Taken) -> Energy | None:
         """Launch back to back for `plan.energy_ms` and read the meter; None without one."""
@@ -98,7 +102,7 @@ class Measuring:
             return None
         each_ns = sorted(taken.samples_ns)[len(taken.samples_ns) // 2]
         part_ms = min(plan.max_submission_ms, plan.energy_ms / 8)
-        launches = min(max(1, round(part_ms * MS / each_ns)), MAX_LOAD_LAUNCHES)
+        launches = min(max(1, int(part_ms * MS / each_ns)), MAX_LOAD_LAUNCHES)
         submissions = math.ceil(plan.energy_ms * MS / (launches * each_ns))
         with metered(self._observer) as meter:
             ends = self._stream.run(rotation, launches, launches, submissions)
@@ -122,12 +126,4 @@ def _breakdown(
     return tuple(
         IntervalTimes(passes=passes, samples_ns=samples)
         for passes, samples in zip(intervals, stretches, strict=True)
-    )
-
-
-def _clock_state(taken: Taken, settled: Settled | None) -> ClockState:
-    if settled is None:
-        return ClockState(reference_ns=taken.references_ns)
-    return ClockState(
-        reference_ns=taken.references_ns, settled_ms=settled.load_ms, steady=settled.steady
     )

@@ -11,9 +11,20 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
-from tuner.runner._sampling import MAX_LOAD_LAUNCHES, MS, REFERENCES, Clock, Submission
+from tuner.records import ClockState
+from tuner.runner._sampling import (
+    MAX_LOAD_LAUNCHES,
+    MS,
+    REFERENCES,
+    Clock,
+    Submission,
+    Taken,
+    take_samples,
+)
 from tuner.runner.protocol import MeasurePlan
 
 STEADY_WITHIN = 0.01
@@ -22,15 +33,23 @@ STEADY_MS = 100.0
 """For how long they must have kept within that."""
 SLICE_MS = 20.0
 """Load between two looks at the reference."""
+SLOWED_BY = 0.05
+"""How much slower than on the settled clock the reference may be behind samples that are kept: more
+than a clock dithers that boosts as far as power and heat allow."""
 _FEWEST_LOOKS = 3
+
+Care = Literal["settle", "check", "none"]
+"""What is done for the clock: settle it first; see afterwards whether it has slowed, and if so
+settle it and measure again; nothing. The first does what the second does, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """How long the load was; whether the clock then stood still."""
+    """How long the load was; whether the clock then stood still; the reference's time then."""
 
     load_ms: float
     steady: bool
+    reference_ns: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +60,52 @@ class Look:
     reference_ns: float
 
 
+class SettledClock:
+    """What the reference took when the clock was last seen settled; later times are held to it."""
+
+    def __init__(self) -> None:
+        self._reference_ns = math.inf
+
+    def note(self, settled: Settled) -> None:
+        """The clock has settled, whatever it was before: a device may be held down for good."""
+        self._reference_ns = settled.reference_ns
+
+    def has_slowed(self, reference_ns: float) -> bool:
+        """Whether the clock is slower now; a faster one is what counts from now on."""
+        self._reference_ns = min(self._reference_ns, reference_ns)
+        return reference_ns > (1 + SLOWED_BY) * self._reference_ns
+
+
+def take_settled(
+    clock: Clock, plan: MeasurePlan, known: SettledClock, care: Care, begin: Callable[[], None]
+) -> tuple[Taken, ClockState]:
+    """Samples as `plan` says, and how the clock stood; `begin` is called before they are taken.
+
+    Where the clock turns out to have slowed under the samples (it had idled too long after all, or
+    something holds it down), they are thrown away, and taken anew once it has settled.
+    """
+    settled = _settle(clock, plan, known) if care == "settle" else None
+    begin()
+    taken = take_samples(clock, plan)
+    repeated = care != "none" and known.has_slowed(max(taken.references_ns))
+    if repeated:
+        settled = _settle(clock, plan, known)
+        begin()
+        taken = take_samples(clock, plan)
+    return taken, ClockState(
+        reference_ns=taken.references_ns,
+        settled_ms=0.0 if settled is None else settled.load_ms,
+        steady=settled is None or settled.steady,
+        repeated=repeated,
+    )
+
+
+def _settle(clock: Clock, plan: MeasurePlan, known: SettledClock) -> Settled:
+    settled = settle(clock, plan)
+    known.note(settled)
+    return settled
+
+
 def settle(clock: Clock, plan: MeasurePlan) -> Settled:
     """Load the device with the job for at least `plan.settle_ms`, and on until the reference has
     been steady for `STEADY_MS`, or for `plan.settle_max_ms`."""
@@ -49,15 +114,19 @@ def settle(clock: Clock, plan: MeasurePlan) -> Settled:
     spent_ns = each_ns
     slice_ns = min(SLICE_MS, plan.max_submission_ms) * MS
     while True:
-        count = min(max(1, round(slice_ns / max(each_ns, 1.0))), MAX_LOAD_LAUNCHES)
+        count = min(max(1, int(slice_ns / max(each_ns, 1.0))), MAX_LOAD_LAUNCHES)
         timed = clock.run(Submission(load=count, references=REFERENCES))
         spent_ns += timed.load_ns + sum(timed.references_ns)
         each_ns = timed.load_ns / count
         looks.append(Look(spent_ns, statistics.median(timed.references_ns)))
         if spent_ns >= plan.settle_ms * MS and is_steady(looks):
-            return Settled(load_ms=spent_ns / MS, steady=True)
+            return _settled(spent_ns, looks, steady=True)
         if spent_ns >= max(plan.settle_ms, plan.settle_max_ms) * MS:
-            return Settled(load_ms=spent_ns / MS, steady=False)
+            return _settled(spent_ns, looks, steady=False)
+
+
+def _settled(spent_ns: float, looks: list[Look], *, steady: bool) -> Settled:
+    return Settled(load_ms=spent_ns / MS, steady=steady, reference_ns=looks[-1].reference_ns)
 
 
 def is_steady(looks: list[Look]) -> bool:

@@ -1,6 +1,6 @@
 """The search for the best variant: Optuna's samplers over legal spaces, budgets, resumption."""
 
-from tuner.search.objective import OBJECTIVES, Objective
+from tuner.search.objective import OBJECTIVES, Objective, require_meter
 from tuner.search.run import Task, tune
 from tuner.search.settings import (
     SAMPLERS,
@@ -27,5 +27,6 @@ __all__ = [
     "Silent",
     "Status",
     "Task",
+    "require_meter",
     "tune",
 ]
