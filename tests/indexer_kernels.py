@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tuner.kernels.indexer_operands import block_table, row_table
 from tuner.kernels.space import parse_values, require_legal
 from tuner.problems import IndexerStepProblem
 from tuner.runner.protocol import Execution, OutputSpec, Runner
+from tuner.templates import Rendered
 
 COMPILER = Compiler()
 
@@ -40,6 +42,25 @@ def variant(family: Family, text: str, subgroup_size: int) -> Values:
     sized = strategy != "baseline" and any(p.name == "subgroup_size" for p in family.parameters)
     size = [f"subgroup_size={subgroup_size}"] if sized else []
     return parse_values(family, [f"strategy={strategy}", *size, *assignments], family.baseline)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mistake:
+    """In the kernels of a variant, `wrong` stands for each `right`; `says` is in the verdict."""
+
+    variant: str
+    right: str
+    wrong: str
+    says: str
+    pass_name: str | None = None
+
+    def render(self, template: str, context: Mapping[str, Any]) -> Rendered:
+        """As `tuner.templates.render`, with the mistake (in one pass, if it is named)."""
+        rendered = templates.render(template, context)
+        if self.pass_name not in (None, context["pass_name"]):
+            return rendered
+        assert self.right in rendered.text, f"no longer in the template: {self.right}"
+        return replace(rendered, text=rendered.text.replace(self.right, self.wrong))
 
 
 def judged(

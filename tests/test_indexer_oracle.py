@@ -10,6 +10,7 @@ from tests.indexer_kernels import golden_operands, golden_problem
 from tuner.kernels.index_append import INDEX_APPEND
 from tuner.kernels.index_blocks import INDEX_BLOCKS
 from tuner.kernels.index_q import INDEX_Q
+from tuner.kernels.index_score import INDEX_SCORE
 from tuner.kernels.indexer_operands import block_table, rope_table
 from tuner.oracle import indexer_references as references
 
@@ -46,6 +47,18 @@ def test_queries_agree(name: str) -> None:
     golden = load(name)
     got = {"iq": references.queries(golden_operands(golden, INDEX_Q))}
     assert golden.differences(got, bound=ORACLE) == []
+
+
+@pytest.mark.parametrize("name", names("s3_index_score*"))
+def test_scores_agree(name: str) -> None:
+    golden = load(name)
+    operands = golden_operands(golden, INDEX_SCORE)
+    counts = references.complete_blocks(operands)
+    assert counts.tolist() == golden.want["n_blocks"].tolist()
+    got = np.full(golden.want["score"].shape, np.nan)
+    for row, count in enumerate(counts):
+        got[row, :count] = references.row_scores(operands, row, np.arange(count))
+    assert golden.differences({"score": got}, bound=ORACLE) == []
 
 
 def test_sizes_are_those_of_the_files() -> None:

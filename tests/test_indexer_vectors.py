@@ -3,9 +3,9 @@ broken on purpose."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -14,6 +14,7 @@ import pytest
 from tests.golden_vectors import load, names
 from tests.indexer_kernels import (
     COMPILER,
+    Mistake,
     golden_operands,
     golden_problem,
     golden_results,
@@ -23,7 +24,7 @@ from tests.indexer_kernels import (
 )
 from tests.made_devices import gpu, narrow_cpu
 from tests.spirv_tools import spirv_val
-from tuner import templates, workloads
+from tuner import workloads
 from tuner.evaluate import ResidentCases, render_passes
 from tuner.kernels.base import Family
 from tuner.kernels.index_append import INDEX_APPEND
@@ -32,7 +33,6 @@ from tuner.kernels.index_q import INDEX_Q
 from tuner.kernels.space import legal, reasons
 from tuner.oracle import judge
 from tuner.problems import IndexerStepProblem
-from tuner.templates import Rendered
 
 if TYPE_CHECKING:
     from tuner.runner.vulkan import VulkanRunner
@@ -148,25 +148,10 @@ def replaced(base: int, rows: int) -> IndexerStepProblem:
 # Broken on purpose
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mistake:
-    """In a variant of a family, `wrong` stands for `right`; `says` is in the verdict."""
-
-    family: Family
-    variant: str
-    right: str
-    wrong: str
-    says: str
-
-    def render(self, template: str, context: Mapping[str, Any]) -> Rendered:
-        """As `tuner.templates.render`, with the mistake."""
-        rendered = templates.render(template, context)
-        assert self.right in rendered.text, f"no longer in the template: {self.right}"
-        return replace(rendered, text=rendered.text.replace(self.right, self.wrong))
-
-
-def mistake(family: Family, text: str, right: str, wrong: str, says: str) -> Mistake:
-    return Mistake(family=family, variant=text, right=right, wrong=wrong, says=says)
+def mistake(family: Family, *texts: str) -> tuple[Family, Mistake]:
+    """A family and, in one of its variants, a `wrong` text for a `right` one; what is said then."""
+    text, right, wrong, says = texts
+    return family, Mistake(variant=text, right=right, wrong=wrong, says=says)
 
 
 LANES = "lanes lanes=8"
@@ -242,16 +227,10 @@ MISTAKES = {
 def test_a_broken_kernel_is_caught(
     vulkan_runner: VulkanRunner, cases: dict[str, ResidentCases], name: str
 ) -> None:
-    wrong = MISTAKES[name]
-    values = variant(wrong.family, wrong.variant, vulkan_runner.info.subgroup_size)
-    found = judged(
-        vulkan_runner,
-        wrong.family,
-        SMALL,
-        values,
-        cases=cases[wrong.family.name],
-        render=wrong.render,
-    )
+    family, wrong = MISTAKES[name]
+    values = variant(family, wrong.variant, vulkan_runner.info.subgroup_size)
+    resident = cases[family.name]
+    found = judged(vulkan_runner, family, SMALL, values, cases=resident, render=wrong.render)
     assert found.failure is not None
     assert found.failure.state == "correctness"
     assert wrong.says in found.failure.error
@@ -266,7 +245,7 @@ def test_kernels_are_valid_spirv(family: Family) -> None:
         kernels = set()
         for of in GEOMETRIES:
             for values in legal(family, of, device):
-                for each in render_passes(family, values, of, device, scalars=family.scalars(of)):  # type: ignore[misc]
+                for each in render_passes(family, values, of, device):
                     kernels.add(COMPILER.compile(each.rendered, values=values).spirv)
         for spirv in sorted(kernels)[:: max(1, len(kernels) // 12)]:
             spirv_val(spirv)

@@ -6,19 +6,25 @@ Operands are those of the families in `tuner.kernels` (`index_append`, `index_bl
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tuner.oracle import indexer
-from tuner.oracle.indexer_bounds import block_key_bounds, norm_rope_bounds
+from tuner.oracle.indexer_bounds import block_key_bounds, norm_rope_bounds, score_bounds
 
 if TYPE_CHECKING:
     from tuner.kernels.base import ArithmeticClass, Operands, Reference
 
 Array = npt.NDArray[Any]
 Outputs = Mapping[str, Array]
+
+POISON_WORD = 0xFFFFFFFF
+"""What every word of an output holds before a launch."""
+SAMPLE_SEED = 20_260_104
+SAMPLED_BLOCKS = 256
 
 
 def _reference(outputs: dict[str, Array], bounds: dict[str, Array], **more: Any) -> Reference:
@@ -152,3 +158,85 @@ def query_reference(operands: Operands) -> Reference:
 def sampled_query_reference(operands: Operands, _count: int) -> Reference:
     """All of them: a step has few rows."""
     return query_reference(operands)
+
+
+# ------------------------------------------------------------------ scores
+
+
+def row_scores(operands: Operands, row: int, blocks: Array) -> Array:
+    """Scores of the given blocks in one row."""
+    keys = operands.inputs["block_keys"].view(np.float16)[blocks]
+    return indexer.block_scores(operands.inputs["index_query"][row], keys)
+
+
+def score_reference(operands: Operands) -> Reference:
+    """`scores`: each complete block's of every row, and nothing written behind these."""
+    counts = complete_blocks(operands)
+    live = _scores_of(operands, [np.arange(count) for count in counts])
+    width = operands.outputs["scores"][0][1]
+    behind = np.arange(width) >= counts[:, None]
+    poison = np.full((int(behind.sum()), 1), POISON_WORD, np.float64)
+
+    def seen(outputs: Outputs) -> dict[str, Array]:
+        unwritten = outputs["scores"].view(np.uint32)[behind]
+        return {**live.seen(outputs), "unwritten": unwritten[:, None]}
+
+    def bounds(arithmetic: ArithmeticClass) -> dict[str, Array]:
+        return {**live.bounds(arithmetic), "unwritten": _exact(poison)}
+
+    places = [f"{row}, {block}" for row, block in np.argwhere(behind)]
+    return replace(
+        live,
+        outputs={**live.outputs, "unwritten": poison},
+        bounds=bounds,
+        seen=seen,
+        names={**live.names, "unwritten": np.array(places)},
+    )
+
+
+def sampled_score_reference(operands: Operands, count: int) -> Reference:
+    """The first and last blocks of each row, and `count` times `SAMPLED_BLOCKS` others."""
+    rng = np.random.default_rng(SAMPLE_SEED)
+
+    def sample(complete: int) -> Array:
+        ends = np.r_[:SAMPLED_BLOCKS, complete - SAMPLED_BLOCKS : complete]
+        others = rng.integers(0, max(1, complete), count * SAMPLED_BLOCKS)
+        chosen = np.unique(np.concatenate([ends, others]))
+        return chosen[(chosen >= 0) & (chosen < complete)]
+
+    return _scores_of(operands, [sample(int(each)) for each in complete_blocks(operands)])
+
+
+def complete_blocks(operands: Operands) -> Array:
+    """Blocks that are complete at each row [nb]."""
+    scalars = operands.scalars
+    positions = int(scalars["base_pos"]) + np.arange(int(scalars["rows"]))
+    return (positions + 1) // int(scalars["ratio"])
+
+
+def _scores_of(operands: Operands, blocks: list[Array]) -> Reference:
+    """A reference for some blocks of each row, a score a group."""
+    from tuner.kernels.base import Reference
+
+    rows = np.repeat(np.arange(len(blocks)), [len(each) for each in blocks])
+    chosen = np.concatenate(blocks)
+    wanted = [row_scores(operands, row, each) for row, each in enumerate(blocks)]
+
+    def seen(outputs: Outputs) -> dict[str, Array]:
+        return {"scores": outputs["scores"][rows, chosen][:, None]}
+
+    def bounds(arithmetic: ArithmeticClass) -> dict[str, Array]:
+        keys, query = operands.inputs["block_keys"].view(np.float16), operands.inputs["index_query"]
+        parts = [
+            score_bounds(arithmetic, query[row], keys[each]) for row, each in enumerate(blocks)
+        ]
+        return {"scores": np.concatenate(parts)}
+
+    places = [f"{row}, {block}" for row, block in zip(rows, chosen, strict=True)]
+    return Reference(
+        outputs={"scores": np.concatenate(wanted)[:, None]},
+        bounds=bounds,
+        seen=seen,
+        names={"scores": np.array(places)},
+        zero_may_differ=frozenset({"scores"}),
+    )

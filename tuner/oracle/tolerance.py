@@ -131,7 +131,7 @@ def log_sum_bounds(rounding: Rounding, groups: HeadGroups) -> Floats:
     own, query = _logit_variances(rounding, heads)
     weights = (heads.p**2).sum(axis=-1)
     variance = (heads.p**2 * own).sum(axis=-1)
-    variance += rounding.sum_unit**2 * _sum_variance(heads.p.shape[-1], weights, np.ones(()))
+    variance += rounding.sum_unit**2 * sum_variance(heads.p.shape[-1], weights, np.ones(()))
     below = peak[..., None] - heads.z
     exponential = (heads.p * U32 * (EXP_ROUNDINGS + EXP_SLOPE * below)).sum(axis=-1)
     # One error of a rounded query moves all tokens: its shares add up linearly.
@@ -170,7 +170,7 @@ def _heads(groups: HeadGroups) -> _Heads:
     )
 
 
-def _sum_variance(terms: float, scatter: Array, total: Array) -> Array:
+def sum_variance(terms: float, scatter: Array, total: Array) -> Array:
     """Variance, in square units, of adding `terms` products one after the other.
 
     `scatter` is the sum of the squared products, `total` their sum: partial sums wander with the
@@ -196,9 +196,9 @@ def _logit_variances(rounding: Rounding, heads: _Heads) -> tuple[Array, Array]:
     squares = (heads.keys**2).swapaxes(-1, -2)
     scatter = heads.query**2 @ squares
     head_size = heads.keys.shape[-1]
-    own = rounding.sum_unit**2 * _sum_variance(head_size, scatter, heads.z)
+    own = rounding.sum_unit**2 * sum_variance(head_size, scatter, heads.z)
     own += U32**2 * LOGIT_ROUNDINGS * ROUNDING_VARIANCE * heads.z**2
-    own += rounding.logit_unit**2 * _sum_variance(SHORT_SUM, scatter, heads.z)
+    own += rounding.logit_unit**2 * sum_variance(SHORT_SUM, scatter, heads.z)
     query = _query_sizes(rounding, heads) ** 2 @ squares
     return own, query
 
@@ -240,11 +240,11 @@ def _value_variance(rounding: Rounding, heads: _Heads) -> Array:
     tokens = heads.p.shape[-1]
     scatter = (heads.p**2 * heads.value_norm**2).sum(axis=-1)
     # The sum of weights rounds like the output's drift, hence its share twice.
-    variance = rounding.sum_unit**2 * _sum_variance(tokens, scatter, np.sqrt(2) * heads.o_norm)
+    variance = rounding.sum_unit**2 * sum_variance(tokens, scatter, np.sqrt(2) * heads.o_norm)
     variance += rounding.weight_unit**2 * ROUNDING_VARIANCE * scatter
     concentration = np.minimum(1, SHORT_SUM * (heads.p**2).sum(axis=-1))
     drift = heads.o_norm * np.sqrt(concentration)
-    variance += rounding.value_unit**2 * _sum_variance(SHORT_SUM, scatter, drift)
+    variance += rounding.value_unit**2 * sum_variance(SHORT_SUM, scatter, drift)
     return np.asarray(variance)
 
 
