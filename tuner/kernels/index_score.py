@@ -128,7 +128,7 @@ def _vectors(c: Candidate) -> int:
 
 def _pieces(c: Candidate) -> int:
     """16-byte pieces of a key in one lane (at least 1, as constraints are asked of all)."""
-    return max(1, c.problem.index_dim // PIECE // int(c["lanes"]))
+    return max(1, int(c.problem.index_dim // PIECE // c["lanes"]))
 
 
 def tile_blocks(c: Candidate) -> int:
