@@ -38,9 +38,9 @@ def parse_shape(text: str) -> Problem:
 
 def format_shape(problem: Problem) -> str:
     """The text of a problem: what `parse_shape` turns back into it."""
-    if isinstance(problem, PagedDecodeProblem):
+    if isinstance(problem, PagedDecodeProblem) and not problem.switched:
         return _format_decode(problem)
-    given = msgspec.to_builtins(problem)
+    given = problem.stated
     kind = given.pop("kind")
     return f"{kind}:" + ",".join(f"{name}={value}" for name, value in given.items())
 

@@ -141,12 +141,18 @@ def timing_scalars(problem: PagedDecodeProblem) -> dict[str, int | float]:
     }
 
 
-def _timing_operands(problem: PagedDecodeProblem, rng: np.random.Generator) -> Operands:
+def permuted_table(problem: PagedDecodeProblem, rng: np.random.Generator) -> tuple[Words, int]:
+    """A table [S, MB] for timing, no block used twice, and the number of blocks (at least 1)."""
     used = blocks_used(problem)
     blocks = max(1, int(used.sum()))
     table = np.full((problem.sequences, problem.blocks_per_sequence), NO_BLOCK, np.uint32)
     in_use = np.arange(table.shape[1]) < used[:, None]
     table[in_use] = rng.permutation(blocks)[: int(used.sum())]
+    return table, blocks
+
+
+def _timing_operands(problem: PagedDecodeProblem, rng: np.random.Generator) -> Operands:
+    table, blocks = permuted_table(problem, rng)
     row = problem.query_heads * problem.head_size
     return _operands(
         problem,

@@ -30,8 +30,8 @@ DOMINATING_GAP = 14.0
 class FloatPool:
     """Validation values before quantisation, laid out as the pool is.
 
-    query [S, H, D]; keys and values [NB, Hkv, BS, D] (arbitrary where not `live`); block_table
-    [S, MB]; live [NB, BS]: tokens that some sequence sees.
+    query [S, H, D]; keys [NB, Hkv, BS, D] and values [NB, Hkv, BS, Dv], arbitrary where not `live`;
+    block_table [S, MB]; live [NB, BS]: tokens that some sequence sees.
     """
 
     query: Floats
@@ -51,17 +51,18 @@ def float_pool(problem: PagedDecodeProblem, inputs: str, seed: int) -> FloatPool
         raise UnknownNameError("kind of inputs", inputs, ("timing", *VALIDATION_INPUTS))
     rng = np.random.default_rng([seed, 1 + list(VALIDATION_INPUTS).index(inputs)])
     table, blocks = _shared_table(problem, rng)
-    shape = (blocks, problem.kv_heads, problem.block_size, problem.head_size)
+    tokens = (blocks, problem.kv_heads, problem.block_size)
     pool = FloatPool(
         query=rng.standard_normal(
             (problem.sequences, problem.query_heads, problem.head_size), np.float32
         ),
-        keys=rng.standard_normal(shape, np.float32),
-        values=rng.standard_normal(shape, np.float32),
+        keys=rng.standard_normal((*tokens, problem.head_size), np.float32),
+        values=rng.standard_normal((*tokens, problem.value_size), np.float32),
         block_table=table,
         live=_live_tokens(problem, table, blocks),
     )
     VALIDATION_INPUTS[inputs](problem, pool, rng)
+    _forget_blocks_before_the_window(problem, table)
     return pool
 
 
@@ -99,12 +100,19 @@ def _shared_table(problem: PagedDecodeProblem, rng: np.random.Generator) -> tupl
 def _live_tokens(problem: PagedDecodeProblem, table: Words, blocks: int) -> npt.NDArray[np.bool_]:
     """Which tokens [NB, BS] of the pool some sequence sees."""
     live = np.zeros((blocks, problem.block_size), np.bool_)
-    for row, tokens in zip(table, problem.context_lens(), strict=True):
-        full, rest = divmod(int(tokens), problem.block_size)
-        live[row[:full]] = True
-        if rest:
-            live[row[full], :rest] = True
+    seen = problem.visible_tokens()
+    for row, tokens, visible in zip(table, problem.context_lens(), seen.tolist(), strict=True):
+        token = np.arange(int(tokens) - visible, int(tokens))
+        live[row[token // problem.block_size], token % problem.block_size] = True
     return live
+
+
+def _forget_blocks_before_the_window(problem: PagedDecodeProblem, table: Words) -> None:
+    """An engine may have given them to another sequence: nothing may look them up."""
+    first = (problem.context_lens().astype(np.int64) - problem.visible_tokens()) // (
+        problem.block_size
+    )
+    table[np.arange(table.shape[1]) < first[:, None]] = NO_BLOCK
 
 
 def _random(_problem: PagedDecodeProblem, _pool: FloatPool, _rng: np.random.Generator) -> None:

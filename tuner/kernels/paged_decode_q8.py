@@ -166,6 +166,15 @@ def _plan(c: Candidate) -> SplitPlan:
     )
 
 
+def _check_switches(c: Candidate) -> str | None:
+    if c.problem.switched:
+        return (
+            f"this family has no {', '.join(c.problem.switched)}: use paged_decode_f32 or "
+            "paged_decode_f16"
+        )
+    return None
+
+
 def _check_head_size(c: Candidate) -> str | None:
     if c.problem.head_size % 4:
         return f"head size {c.problem.head_size} is no multiple of 4, the codes of one word"
@@ -237,6 +246,7 @@ def _check_combine(c: Candidate) -> str | None:
 
 
 CONSTRAINTS = (
+    Constraint(needs=(), check=_check_switches),
     Constraint(needs=("strategy",), check=_check_head_size),
     Constraint(needs=("strategy",), check=_check_subgroups),
     Constraint(needs=("strategy",), check=_check_groups),

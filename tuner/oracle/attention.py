@@ -1,8 +1,8 @@
-"""Softmax attention of query heads over the int8 keys and values of their KV head, in float64."""
+"""Softmax attention of query heads over the keys and values of their KV head, in float64."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,14 @@ EPSILON = 1e-6
 class HeadGroups:
     """N KV heads of one sequence with the G query heads that share each, over L tokens.
 
-    query [N, G, D] float64; codes [N, L, D]; scales float64 [N, L]. Where a vector has several
-    scales, `value_scales` holds the smallest that is not zero, `value_scale_peaks` [N, L] the
-    largest, and `value_codes` what the smallest leaves of the values.
+    query [N, G, D] float64; key codes [N, L, D], value codes [N, L, Dv]; scales float64 [N, L].
+    Caches of floats have these for codes, and scales of 1. Where a vector has several scales,
+    `value_scales` holds the smallest that is not zero, `value_scale_peaks` [N, L] the largest, and
+    `value_codes` what the smallest leaves of the values.
+
+    Beyond plain attention: `softcap` c makes a logit z into c tanh(z / c), 0 leaves it; `biases`
+    [N, G, L] are added to logits then; `sinks` [N, G] are logits that have no value, but are in the
+    maximum and the sum of weights.
     """
 
     query: Floats
@@ -33,19 +38,22 @@ class HeadGroups:
     value_scales: Floats
     softmax_scale: float
     value_scale_peaks: Floats | None = None
+    softcap: float = 0.0
+    biases: Floats | None = None
+    sinks: Floats | None = None
 
     def tokens(self, start: int, stop: int) -> HeadGroups:
         """The same heads over tokens `start` to `stop` - 1 only."""
-        return HeadGroups(
-            query=self.query,
+        return replace(
+            self,
             key_codes=self.key_codes[:, start:stop],
             key_scales=self.key_scales[:, start:stop],
             value_codes=self.value_codes[:, start:stop],
             value_scales=self.value_scales[:, start:stop],
-            softmax_scale=self.softmax_scale,
             value_scale_peaks=None
             if self.value_scale_peaks is None
             else self.value_scale_peaks[:, start:stop],
+            biases=None if self.biases is None else self.biases[..., start:stop],
         )
 
 
@@ -69,19 +77,26 @@ class Partial:
 
 
 def logits(heads: HeadGroups) -> Floats:
-    """Natural-base logits [N, G, L]: the integer-code dot product, then both scales."""
+    """Natural-base logits [N, G, L]: the code dot product, both scales, the cap, the bias."""
     dots = heads.query @ heads.key_codes.astype(np.float64).swapaxes(-1, -2)
     result: Floats = dots * (heads.softmax_scale * heads.key_scales)[:, None, :]
-    return result
+    if heads.softcap:
+        result = heads.softcap * np.tanh(result / heads.softcap)
+    return result if heads.biases is None else result + heads.biases
 
 
 def attend(heads: HeadGroups, z: Floats | None = None) -> Partial:
     """Attention of N x G heads over their tokens; `z` are their logits, if known already."""
     z = logits(heads) if z is None else z
     peak = z.max(axis=-1, initial=LOWEST)
+    if heads.sinks is not None:
+        peak = np.maximum(peak, heads.sinks)
     weights = np.exp(z - peak[..., None])
+    weight = weights.sum(axis=-1)
+    if heads.sinks is not None:
+        weight += np.exp(heads.sinks - peak)
     mixture = (weights * heads.value_scales[:, None, :]) @ heads.value_codes.astype(np.float64)
-    return Partial(peak=peak, weight=weights.sum(axis=-1), mixture=mixture)
+    return Partial(peak=peak, weight=weight, mixture=mixture)
 
 
 def merge(parts: Partial) -> Partial:

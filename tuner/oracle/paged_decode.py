@@ -28,14 +28,27 @@ SAMPLE_SEED = 20_260_102
 SAMPLED_TOKENS = 2**17
 """Tokens, over all sampled pairs, that the oracle goes through for a large launch."""
 
+Gather = Callable[["Operands", int, Array], HeadGroups]
+"""Gathers what the given KV heads [N] of a sequence see: `head_groups` of some cache format."""
+
 
 def decode_reference(operands: Operands) -> Reference:
     """Output `out` [S, H, D] of a whole launch, and its error bounds [S, H]."""
+    return whole_reference(operands, head_groups)
+
+
+def sampled_decode_reference(operands: Operands, count: int) -> Reference:
+    """The oracle on some pairs of a sequence and a KV head: see `sampled_reference`."""
+    return sampled_reference(operands, count, head_groups)
+
+
+def whole_reference(operands: Operands, gather: Gather) -> Reference:
+    """Output `out` [S, H, Dv] of a launch over any cache format, and its bounds [S, H]."""
     sequences, heads, head_size = operands.outputs["out"][0]
     every_head = np.arange(int(operands.scalars["num_kv_heads"]))
 
     def groups(sequence: int) -> HeadGroups:
-        return head_groups(operands, sequence, every_head)
+        return gather(operands, sequence, every_head)
 
     out = np.stack([attend(groups(s)).out for s in range(sequences)])
 
@@ -46,7 +59,7 @@ def decode_reference(operands: Operands) -> Reference:
     return reference_of(out.reshape(sequences, heads, head_size), bounds)
 
 
-def sampled_decode_reference(operands: Operands, count: int) -> Reference:
+def sampled_reference(operands: Operands, count: int, gather: Gather) -> Reference:
     """The oracle on some pairs of a sequence and a KV head, for launches too large to redo.
 
     `count` pairs, or as many of them as hold `SAMPLED_TOKENS` tokens in all: at 131,072 tokens one
@@ -64,7 +77,7 @@ def sampled_decode_reference(operands: Operands, count: int) -> Reference:
     pairs = pairs[: max(1, int(np.searchsorted(tokens, SAMPLED_TOKENS, side="right")))]
 
     def groups(pair: int) -> HeadGroups:
-        return head_groups(operands, pair // kv_heads, np.array([pair % kv_heads]))
+        return gather(operands, pair // kv_heads, np.array([pair % kv_heads]))
 
     out = np.concatenate([attend(groups(pair)).out for pair in pairs])
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tuner.oracle.attention import EPSILON, HeadGroups
+from tuner.oracle.attention import EPSILON, LOWEST, HeadGroups
 
 if TYPE_CHECKING:
     from tuner.kernels.base import ArithmeticClass
@@ -50,6 +50,10 @@ LOG_ERROR = 2.0**-21
 """What Vulkan allows a logarithm to be off by where its argument is from 0.5 to 2."""
 LOG_ROUNDINGS = 8.0
 """Units of maximum, log-sum-exp and 1 for the logarithm (3 ulp), its factor, the sum, the store."""
+CAP_ROUNDINGS = 16.0
+"""Units of the cap itself that a capped logit may be off by: tanh is 1 - 2 / (exp(2 x) + 1)."""
+MOST_NATS = 1e4
+"""What is farther below the maximum has no weight in any arithmetic."""
 DIRECTIONS = 32
 DIRECTION_SEED = 20_260_103
 TOKEN_CHUNK = 4096
@@ -92,12 +96,19 @@ class _Heads:
     values: Array  # [N, L, D]
     value_scales: Array  # [N, 1, L]
     value_scale_peaks: Array  # [N, 1, L]
+    dots: Array  # [N, G, L], logits before cap and bias
     z: Array  # [N, G, L]
+    peak: Array  # [N, G], the largest logit, of a sink too
+    gain: Array  # [N, G, L], how much of an error the soft cap lets through
     p: Array  # [N, G, L]
     o: Array  # [N, G, D]
     value_norm: Array  # [N, 1, L]
     distance: Array  # [N, G, L], |v_t - o|
     o_norm: Array  # [N, G]
+    bias: Array  # [N, G, L], its size
+    cap: float
+    sink_share: Array  # [N, G], of the sum of weights
+    sink: Array  # [N, G], its logit
 
 
 def error_bounds(arithmetic: ArithmeticClass, groups: HeadGroups) -> Floats:
@@ -147,9 +158,22 @@ def _heads(groups: HeadGroups) -> _Heads:
     keys *= (groups.softmax_scale * groups.key_scales)[..., None].astype(np.float32)
     values = groups.value_codes.astype(np.float32)
     values *= groups.value_scales[..., None].astype(np.float32)
-    z = query @ keys.swapaxes(-1, -2)
-    p = np.exp(z - z.max(axis=-1, keepdims=True))
-    p /= p.sum(axis=-1, keepdims=True)
+    z = dots = query @ keys.swapaxes(-1, -2)
+    gain = np.ones_like(z)
+    if groups.softcap:
+        share = np.tanh(z / np.float32(groups.softcap))
+        z, gain = np.float32(groups.softcap) * share, 1 - share**2
+    bias = np.zeros((1, 1, 1), np.float32)
+    if groups.biases is not None:
+        bias = groups.biases.astype(np.float32)
+        z = z + bias
+    sink = np.full(z.shape[:2], LOWEST) if groups.sinks is None else groups.sinks
+    sink = sink.astype(np.float32)
+    peak = np.maximum(z.max(axis=-1), sink)
+    p = np.exp(z - peak[..., None])
+    sink_share = np.exp(sink - peak)
+    total = p.sum(axis=-1) + sink_share
+    p /= total[..., None]
     o = p @ values
     square = np.einsum("nld,nld->nl", values, values)[:, None, :]
     o_square = np.einsum("ngd,ngd->ng", o, o)
@@ -161,12 +185,19 @@ def _heads(groups: HeadGroups) -> _Heads:
         values=values,
         value_scales=groups.value_scales[:, None, :].astype(np.float32),
         value_scale_peaks=peaks[:, None, :].astype(np.float32),
+        dots=dots,
         z=z,
+        peak=peak,
+        gain=gain,
         p=p,
         o=o,
         value_norm=np.sqrt(square),
         distance=np.sqrt(np.maximum(distance, 0)),
         o_norm=np.sqrt(o_square),
+        bias=np.abs(bias),
+        cap=groups.softcap,
+        sink_share=sink_share / total,
+        sink=sink,
     )
 
 
@@ -196,10 +227,11 @@ def _logit_variances(rounding: Rounding, heads: _Heads) -> tuple[Array, Array]:
     squares = (heads.keys**2).swapaxes(-1, -2)
     scatter = heads.query**2 @ squares
     head_size = heads.keys.shape[-1]
-    own = rounding.sum_unit**2 * sum_variance(head_size, scatter, heads.z)
-    own += U32**2 * LOGIT_ROUNDINGS * ROUNDING_VARIANCE * heads.z**2
-    own += rounding.logit_unit**2 * sum_variance(SHORT_SUM, scatter, heads.z)
-    query = _query_sizes(rounding, heads) ** 2 @ squares
+    own = rounding.sum_unit**2 * sum_variance(head_size, scatter, heads.dots)
+    own += rounding.logit_unit**2 * sum_variance(SHORT_SUM, scatter, heads.dots)
+    own *= heads.gain**2
+    own += U32**2 * LOGIT_ROUNDINGS * ROUNDING_VARIANCE * (heads.z**2 + heads.bias**2)
+    query = (_query_sizes(rounding, heads) ** 2 @ squares) * heads.gain**2
     return own, query
 
 
@@ -217,7 +249,7 @@ def _query_response(rounding: Rounding, heads: _Heads) -> Array:
     sizes = _query_sizes(rounding, heads)
     directions = _directions(head_size, min(head_size, DIRECTIONS))
     values, o = heads.values @ directions, heads.o @ directions
-    for n, (p, keys) in enumerate(zip(heads.p, heads.keys, strict=True)):
+    for n, (p, keys) in enumerate(zip(heads.p * heads.gain, heads.keys, strict=True)):
         columns = -o[n][..., None] * (p @ keys)[:, None, :]
         for first in range(0, len(keys), TOKEN_CHUNK):
             part = slice(first, first + TOKEN_CHUNK)
@@ -253,9 +285,12 @@ def _systematic(rounding: Rounding, heads: _Heads) -> Array:
 
     `EPSILON` is in it because a kernel may add it beside another maximum than the true one.
     """
-    below = heads.z.max(axis=-1, keepdims=True) - heads.z
+    below = heads.peak[..., None] - heads.z
     exponential = U32 * (EXP_ROUNDINGS + EXP_SLOPE * below)
+    exponential += U32 * CAP_ROUNDINGS * heads.cap
     error = (heads.p * exponential * heads.distance).sum(axis=-1)
+    sink = U32 * (EXP_ROUNDINGS + EXP_SLOPE * np.minimum(heads.peak - heads.sink, MOST_NATS))
+    error += heads.sink_share * sink * heads.o_norm
     error += (OUTPUT_ROUNDINGS * U32 + EPSILON + rounding.weight_unit) * heads.o_norm
     if rounding.weight_unit:
         error += _vanished(heads)

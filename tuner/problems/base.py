@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -26,11 +26,31 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     STEP_TOKENS: ClassVar[tuple[str, ...]] = ("sequences", "rows", "batch", "query_tokens")
     """Fields that count the tokens of a step."""
 
+    SWITCHES: ClassVar[tuple[str, ...]] = ()
+    """Fields that a problem only has where they differ from their defaults: its key, its texts and
+    its place among others are the same as before the kind had them."""
+
     @property
     def key(self) -> str:
         """A short stable identity: equal problems have equal keys, on every machine."""
-        raw = msgspec.json.encode(self, order="sorted")
+        raw = msgspec.json.encode(self.stated, order="sorted")
         return hashlib.sha256(raw).hexdigest()[:12]
+
+    @property
+    def switched(self) -> dict[str, Any]:
+        """The switches that are on, by name."""
+        defaults = {field.name: field.default for field in msgspec.structs.fields(self)}
+        return {
+            name: getattr(self, name)
+            for name in self.SWITCHES
+            if getattr(self, name) != defaults[name]
+        }
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """`kind` and all fields by name, without the switches that are off."""
+        off = set(self.SWITCHES) - self.switched.keys()
+        return {name: v for name, v in msgspec.to_builtins(self).items() if name not in off}
 
     @property
     def label(self) -> str:
@@ -40,7 +60,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     @property
     def series(self) -> str:
         """The name of the problems that differ in their last size only: one line of a plot."""
-        fields = msgspec.to_builtins(self)
+        fields = self.stated
         del fields["kind"], fields[self.SIZES[-1]]
         return " ".join(f"{name} {value}" for name, value in fields.items())
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import ClassVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -12,6 +14,7 @@ from tuner.problems.base import Problem
 
 MAX_TOKENS = 2**31 - 1
 MAX_SEQUENCES = 2**16
+SOFTCAP_RANGE = (1e-3, 1e6)
 
 
 class PagedDecodeProblem(Problem, frozen=True, kw_only=True, tag="paged_decode"):
@@ -25,7 +28,24 @@ class PagedDecodeProblem(Problem, frozen=True, kw_only=True, tag="paged_decode")
     * ``lognormal:LO``: log-normal, LO and `context` being its 2.3 % and 97.7 % points, clipped;
     * ``straggler:SHORT``: one has `context` tokens, all others SHORT;
     * ``list:A,B,C``: exactly these, one a sequence.
+
+    With z the softmax scale times the dot product of query and key t of a sequence of L tokens, the
+    switches that some models need are, each off at its default:
+
+    * `window`: only the newest `window` tokens are seen (0: all);
+    * `softcap` c: the logit is c tanh(z / c) (0: z itself);
+    * `alibi` 1: slope (t - L + 1) is added to the logit then, the slope being one of each head;
+    * `sinks` 1: each query head has a logit more, without a value, in the maximum and the sum;
+    * `value_head_size`: elements of a value and of an output, if not `head_size` (0).
     """
+
+    SWITCHES: ClassVar[tuple[str, ...]] = (
+        "window",
+        "softcap",
+        "alibi",
+        "sinks",
+        "value_head_size",
+    )
 
     sequences: int
     context: int
@@ -34,6 +54,11 @@ class PagedDecodeProblem(Problem, frozen=True, kw_only=True, tag="paged_decode")
     head_size: int
     block_size: int = 16
     lengths: str = "equal"
+    window: int = 0
+    softcap: float = 0.0
+    alibi: int = 0
+    sinks: int = 0
+    value_head_size: int = 0
 
     def __post_init__(self) -> None:
         for name in ("sequences", "query_heads", "kv_heads", "head_size", "block_size"):
@@ -48,7 +73,34 @@ class PagedDecodeProblem(Problem, frozen=True, kw_only=True, tag="paged_decode")
             raise UsageError(
                 f"query_heads ({self.query_heads}) must be a multiple of kv_heads ({self.kv_heads})"
             )
+        self._check_switches()
         self.context_lens()
+
+    def _check_switches(self) -> None:
+        for name, limit in (("window", MAX_TOKENS), ("value_head_size", MAX_TOKENS)):
+            if not 0 <= getattr(self, name) <= limit:
+                raise UsageError(f"{name} is {getattr(self, name)}, must be from 0 to {limit}")
+        for name in ("alibi", "sinks"):
+            if getattr(self, name) not in (0, 1):
+                raise UsageError(f"{name} is {getattr(self, name)}, must be 0 (off) or 1 (on)")
+        least, most = SOFTCAP_RANGE
+        if self.softcap and not least <= self.softcap <= most:
+            raise UsageError(
+                f"softcap is {self.softcap}, must be 0 (off) or from {least:g} to {most:g}"
+            )
+        if self.value_head_size == self.head_size:
+            # One problem has one name, and so one key.
+            msgspec.structs.force_setattr(self, "value_head_size", 0)
+
+    @property
+    def value_size(self) -> int:
+        """Elements of a cached value, and of an output."""
+        return self.value_head_size or self.head_size
+
+    def visible_tokens(self) -> npt.NDArray[np.int64]:
+        """Tokens of each sequence [sequences] that its query sees: the newest ones."""
+        tokens = self.context_lens().astype(np.int64)
+        return np.minimum(tokens, self.window) if self.window else tokens
 
     @property
     def group(self) -> int:
@@ -62,23 +114,32 @@ class PagedDecodeProblem(Problem, frozen=True, kw_only=True, tag="paged_decode")
 
     @property
     def label(self) -> str:
-        """Sequences x context, heads and head size; lengths and block size where unusual."""
+        """Sequences x context, heads, head size; lengths, block size, switches where unusual."""
         lengths = "" if self.lengths == "equal" else f" {self.lengths[:24]}"
         block = "" if self.block_size == 16 else f" b{self.block_size}"
         return (
             f"{self.sequences}x{self.context}{lengths} "
-            f"h{self.query_heads}/{self.kv_heads} d{self.head_size}{block}"
+            f"h{self.query_heads}/{self.kv_heads} d{self.head_size}{block}{self._switch_text(' ')}"
         )
 
     @property
     def series(self) -> str:
-        """GQA ratio, head size and sequences; lengths and block size where unusual."""
+        """GQA ratio, head size, sequences; lengths, block size and switches where unusual."""
         lengths = "" if self.lengths == "equal" else f", {self.lengths.split(':')[0]} lengths"
         block = "" if self.block_size == 16 else f", blocks of {self.block_size}"
         plural = "s" if self.sequences > 1 else ""
         return (
             f"GQA {self.group} d{self.head_size}, {self.sequences} sequence{plural}{lengths}{block}"
+            f"{self._switch_text(', ')}"
         )
+
+    def _switch_text(self, separator: str) -> str:
+        """The switches that are on, each behind the separator."""
+        words = (
+            name if name in ("alibi", "sinks") else f"{name} {value:g}"
+            for name, value in self.switched.items()
+        )
+        return "".join(separator + word for word in words)
 
     def context_lens(self) -> npt.NDArray[np.uint32]:
         """Tokens of each sequence, shape [sequences]; the same for equal problems.

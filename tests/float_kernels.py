@@ -1,0 +1,124 @@
+"""The kernels of paged decode over caches of floats on a device under test."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tests.golden_vectors import Golden
+from tuner import kernels, templates
+from tuner.compile import Compiler
+from tuner.evaluate import Evaluator, Findings, Render, ResidentCases, build_job
+from tuner.kernels.base import Candidate, Family, Operands, Values
+from tuner.kernels.space import parse_values
+from tuner.problems import PagedDecodeProblem
+from tuner.runner.protocol import Execution, Job, OutputSpec, Runner
+
+F32, F16 = kernels.family("paged_decode_f32"), kernels.family("paged_decode_f16")
+COMPILER = Compiler()
+
+
+def variant(family: Family, text: str, subgroup_size: int) -> Values:
+    """A variant from its meaningful parameters; the first word is the strategy."""
+    strategy, *assignments = text.split()
+    size = [] if strategy == "baseline" else [f"subgroup_size={subgroup_size}"]
+    return parse_values(family, [f"strategy={strategy}", *size, *assignments], family.baseline)
+
+
+def judged(
+    runner: Runner,
+    family: Family,
+    problem: PagedDecodeProblem,
+    values: Values,
+    *,
+    cases: ResidentCases | None = None,
+    render: Render = templates.render,
+) -> Findings:
+    """What validation finds in a variant chosen for a problem.
+
+    Raises:
+        IllegalVariantError: it is not legal there.
+    """
+    evaluator = Evaluator(runner, COMPILER, family, problem, cases=cases, render=render)
+    trial = evaluator.prepare(evaluator.draft(values))
+    try:
+        return evaluator.validate(trial)
+    finally:
+        evaluator.release(trial)
+        evaluator.close()
+
+
+def job_of(
+    runner: Runner, family: Family, problem: PagedDecodeProblem, values: Values, operands: Operands
+) -> Job:
+    """What launches a variant on operands of a problem's geometry."""
+    candidate = Candidate(values, problem, runner.info)
+    return build_job(family, candidate, operands.scalars, COMPILER).job
+
+
+def launched(runner: Runner, job: Job, operands: Operands) -> Execution:
+    """One launch on operands that are loaded for it."""
+    outputs = {
+        name: OutputSpec(shape=shape, dtype=np.dtype(dtype).name)
+        for name, (shape, dtype) in operands.outputs.items()
+    }
+    runner.load("launched", operands.inputs, outputs)
+    runner.prepare(job)
+    try:
+        return runner.execute(job, "launched")
+    finally:
+        runner.release(job)
+        runner.unload("launched")
+
+
+def golden_problem(golden: Golden) -> PagedDecodeProblem:
+    """The problem that an engine would choose a kernel for, knowing no single length."""
+    attributes = golden.attributes
+    return PagedDecodeProblem(
+        query_heads=int(attributes["num_heads"]),
+        kv_heads=int(attributes["num_kv_heads"]),
+        head_size=int(attributes["head_size"]),
+        block_size=int(attributes["block_size"]),
+        sequences=len(golden.inputs["context_lens"]),
+        context=int(attributes["max_context_len"]),
+    )
+
+
+def golden_operands(golden: Golden) -> Operands:
+    """The operands of a golden decode over the float32 cache, in packets of its own `x`."""
+    inputs, attributes = golden.inputs, golden.attributes
+    heads = int(attributes["num_heads"])
+    shape = (len(inputs["context_lens"]), heads, int(attributes["head_size"]))
+    nothing = np.full(heads, np.nan, np.float32)
+    return Operands(
+        inputs={
+            "query": inputs["q"],
+            "key_cache": inputs["key_cache"],
+            "value_cache": inputs["value_cache"],
+            "block_table": inputs["block_tables"],
+            "context_lens": inputs["context_lens"],
+            "sinks": nothing,
+            "slopes": nothing,
+        },
+        outputs={"out": (shape, np.dtype(np.float32))},
+        scalars={
+            "q_stride": attributes["q_stride"],
+            "max_blocks": attributes["max_num_blocks_per_seq"],
+            "max_context_len": attributes["max_context_len"],
+            "softmax_scale": attributes["scale"],
+            "num_kv_heads": attributes["num_kv_heads"],
+            "num_heads": heads,
+            "packet": attributes["x"],
+            "window": 0,
+            "softcap": 0.0,
+            "alibi": 0,
+            "sinks": 0,
+        },
+    )
+
+
+def with_inputs(operands: Operands, **inputs: np.ndarray[Any, Any]) -> Operands:
+    """The same operands with other arrays."""
+    return replace(operands, inputs=operands.inputs | inputs)

@@ -1,0 +1,205 @@
+"""Operands of paged decode over caches of floats: for timing, and to validate every code path.
+
+Buffers (S sequences, H query heads, Hkv KV heads, D elements of a key, Dv of a value, BS tokens a
+block, NB blocks of the pool, MB table columns, x elements of a packet):
+
+* `query` float32 [S, q_stride]: H*D elements a row, then padding;
+* `key_cache` [NB, Hkv, D/x, BS, x] and `value_cache` [NB, Hkv, Dv, BS], both of the cache's type;
+* `block_table` uint32 [S, MB]: unused entries, and those before a window, are `NO_BLOCK`;
+* `context_lens` uint32 [S];
+* `sinks`, `slopes` float32 [H]: natural logits, and what a token's distance is multiplied by; NaN
+  where the switch is off;
+* output `out` float32 [S, H, Dv].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tuner.errors import UsageError
+from tuner.kernels.base import Operands, ValidationCase
+from tuner.kernels.decode_operands import (
+    QUERY_PADDING,
+    SLAB_BYTES,
+    permuted_table,
+    validation_cases,
+)
+from tuner.kernels.decode_values import Floats, Words, float_pool, softmax_scale
+from tuner.problems import PagedDecodeProblem
+
+Array = npt.NDArray[Any]
+
+VALIDATION_WINDOW = 150
+"""Windows are cut to this for validation, so that contexts of a thousand tokens reach beyond."""
+LARGE_SINK, SMALL_SINK = 40.0, -1e30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheFormat:
+    """A type of cached numbers; a packet is the 16 bytes of a key that lie side by side."""
+
+    name: Literal["f32", "f16"]
+    dtype: np.dtype[Any]
+
+    @property
+    def packet(self) -> int:
+        """Elements of 16 bytes: x of the layout, and what one load of a lane brings."""
+        return 16 // self.dtype.itemsize
+
+
+F32 = CacheFormat(name="f32", dtype=np.dtype(np.float32))
+F16 = CacheFormat(name="f16", dtype=np.dtype(np.float16))
+
+
+def pack_keys(keys: Array, packet: int) -> Array:
+    """Keys [NB, Hkv, BS, D] as [NB, Hkv, D/x, BS, x], x being the elements of a packet.
+
+    Raises:
+        UsageError: D is no multiple of x.
+    """
+    *outer, tokens, head_size = keys.shape
+    if head_size % packet:
+        raise UsageError(
+            f"head size {head_size} does not fill whole packets of {packet} elements: "
+            f"use a multiple of {packet}"
+        )
+    packed = keys.reshape(*outer, tokens, head_size // packet, packet)
+    return np.ascontiguousarray(np.moveaxis(packed, -2, -3))
+
+
+def make_operands(
+    problem: PagedDecodeProblem, inputs: str, seed: int, cache: CacheFormat
+) -> Operands:
+    """Operands of one launch; the same arguments give the same arrays.
+
+    `inputs` is "timing" (a pool exactly as large as needed, its blocks permuted) or one of
+    `VALIDATION_INPUTS`, where all that must not be read is NaN.
+
+    Raises:
+        UnknownNameError: `inputs` is no such kind.
+        UsageError: the head size is not a multiple of the packet.
+    """
+    if inputs == "timing":
+        return _timing_operands(problem, np.random.default_rng([seed, 0]), cache)
+    pool = float_pool(problem, inputs, seed)
+    padding = 0 if inputs == "equal_logits" else QUERY_PADDING
+    query = np.full((problem.sequences, problem.query_heads * problem.head_size + padding), np.nan)
+    query[:, : query.shape[1] - padding] = pool.query.reshape(problem.sequences, -1)
+    dead = np.broadcast_to(~pool.live[:, None, :], pool.keys.shape[:-1])
+    for vectors in (pool.keys, pool.values):
+        # A device may read what is no normal number of the cache's type as zero.
+        vectors[np.abs(vectors) < np.finfo(cache.dtype).smallest_normal] = 0
+        vectors[dead] = np.nan
+    return _operands(
+        problem,
+        query=query.astype(np.float32),
+        key_cache=pack_keys(pool.keys.astype(cache.dtype), cache.packet),
+        value_cache=np.ascontiguousarray(pool.values.astype(cache.dtype).swapaxes(-1, -2)),
+        block_table=pool.block_table,
+        rng=np.random.default_rng([seed, 99]),
+    )
+
+
+def float_validation_cases(problem: PagedDecodeProblem) -> tuple[ValidationCase, ...]:
+    """The small problems of `validation_cases`, with a window that contexts reach beyond."""
+    window = min(problem.window, VALIDATION_WINDOW)
+    return validation_cases(msgspec.structs.replace(problem, window=window))
+
+
+def timing_scalars(problem: PagedDecodeProblem, cache: CacheFormat) -> dict[str, int | float]:
+    """The scalars of `make_operands(problem, "timing", …)`, without the arrays."""
+    return {
+        "q_stride": problem.query_heads * problem.head_size,
+        "max_blocks": problem.blocks_per_sequence,
+        "max_context_len": problem.context,
+        "softmax_scale": softmax_scale(problem.head_size),
+        "num_kv_heads": problem.kv_heads,
+        "num_heads": problem.query_heads,
+        "packet": cache.packet,
+        "window": problem.window,
+        "softcap": problem.softcap,
+        "alibi": problem.alibi,
+        "sinks": problem.sinks,
+    }
+
+
+def _operands(
+    problem: PagedDecodeProblem,
+    *,
+    query: Floats,
+    key_cache: Array,
+    value_cache: Array,
+    block_table: Words,
+    rng: np.random.Generator,
+) -> Operands:
+    packet = key_cache.shape[-1]
+    cache = F32 if key_cache.dtype == F32.dtype else F16
+    out_shape = (problem.sequences, problem.query_heads, problem.value_size)
+    return Operands(
+        inputs={
+            "query": query,
+            "key_cache": key_cache,
+            "value_cache": value_cache,
+            "block_table": block_table,
+            "context_lens": problem.context_lens(),
+            "sinks": _sinks(problem, rng),
+            "slopes": _slopes(problem),
+        },
+        outputs={"out": (out_shape, np.dtype(np.float32))},
+        scalars=timing_scalars(problem, cache)
+        | {"q_stride": query.shape[1], "max_blocks": block_table.shape[1], "packet": packet},
+    )
+
+
+def _sinks(problem: PagedDecodeProblem, rng: np.random.Generator) -> Floats:
+    """Sink logits [H] about as large as others, the first far above all, the last far below."""
+    if not problem.sinks:
+        return np.full(problem.query_heads, np.nan, np.float32)
+    sinks = 3 * rng.standard_normal(problem.query_heads, np.float32)
+    sinks[0], sinks[-1] = LARGE_SINK, SMALL_SINK
+    return sinks
+
+
+def _slopes(problem: PagedDecodeProblem) -> Floats:
+    """The published slopes of ALiBi [H]: powers of two from 2^(-8/H) down to 2^-8."""
+    if not problem.alibi:
+        return np.full(problem.query_heads, np.nan, np.float32)
+    head = np.arange(1, problem.query_heads + 1)
+    return np.asarray(2.0 ** (-8 * head / problem.query_heads), np.float32)
+
+
+def _timing_operands(
+    problem: PagedDecodeProblem, rng: np.random.Generator, cache: CacheFormat
+) -> Operands:
+    table, blocks = permuted_table(problem, rng)
+    row = problem.query_heads * problem.head_size
+    keys = (problem.head_size // cache.packet, problem.block_size, cache.packet)
+    values = (problem.value_size, problem.block_size)
+    return _operands(
+        problem,
+        query=rng.standard_normal((problem.sequences, row), np.float32),
+        key_cache=_random_cache((blocks, problem.kv_heads, *keys), rng, cache),
+        value_cache=_random_cache((blocks, problem.kv_heads, *values), rng, cache),
+        block_table=table,
+        rng=rng,
+    )
+
+
+def _random_cache(shape: tuple[int, ...], rng: np.random.Generator, cache: CacheFormat) -> Array:
+    """Numbers between -1 and 1 in a slab that is repeated, at the speed of memory."""
+    row_bytes = cache.dtype.itemsize * int(np.prod(shape[1:]))
+    slab_blocks = min(shape[0], max(1, SLAB_BYTES // row_bytes))
+    drawn = 2 * rng.random((slab_blocks, *shape[1:]), np.float32) - 1
+    slab = drawn.astype(cache.dtype)
+    if slab_blocks == shape[0]:
+        return slab
+    pool = np.empty(shape, cache.dtype)
+    for first in range(0, shape[0], slab_blocks):
+        part = pool[first : first + slab_blocks]
+        part[...] = slab[: len(part)]
+    return pool
