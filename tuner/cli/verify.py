@@ -15,7 +15,7 @@ import typer
 
 from tuner.cli import options
 from tuner.cli.output import print_json, print_table, say
-from tuner.errors import UsageError
+from tuner.errors import IllegalVariantError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -182,12 +182,23 @@ def _batches(
         if choice.said
         else workloads.geometries(family.kind)
     )
-    if error := misfit(family, problem, info):
+    if error := misfit(family, problem, info) or _refusal(family, problem, info):
         raise error
     batches = [_batch(family, problem, info, count, seed)]
     if count != "all":
-        batches += [_batch(family, other, info, FEW, seed) for other in others]
+        suited = [other for other in others if not _refusal(family, other, info)]
+        batches += [_batch(family, other, info, FEW, seed) for other in suited]
     return batches
+
+
+def _refusal(family: Family, problem: Problem, info: DeviceInfo) -> IllegalVariantError | None:
+    """Why no variant of the family is legal for a problem; None if one is."""
+    from tuner.kernels import space
+
+    found = space.reasons(family, family.baseline, problem, info)
+    if not found or len(space.legal(family, problem, info)):
+        return None
+    return IllegalVariantError(family.name, space.describe(family.baseline), found)
 
 
 def _batch(
