@@ -1,7 +1,7 @@
 # Everything here installs what it needs first; see scripts/setup.sh. ARGS are passed on.
 #   make tune ARGS="--trials 50"      make test ARGS="-k timing"
 
-.PHONY: tune test faults check lock
+.PHONY: tune test check lock
 
 tune:
 	@scripts/setup.sh run
@@ -9,12 +9,7 @@ tune:
 
 test:
 	@scripts/setup.sh dev
-	.venv/bin/python -m pytest --require-vulkan -m "not faults" $(ARGS)
-
-# Faults against short deadlines: on a quiet machine only, so not part of `test`.
-faults:
-	@scripts/setup.sh dev
-	.venv/bin/python -m pytest --require-vulkan -m faults $(ARGS)
+	.venv/bin/python -m pytest --require-vulkan $(ARGS)
 
 check:
 	@scripts/setup.sh dev

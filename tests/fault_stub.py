@@ -12,11 +12,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import msgspec
+import numpy as np
 
 from tests.small_kernels import emulate, job, step
 from tests.toy_device import toy_device, toy_outputs, toy_time_ns
@@ -29,7 +30,7 @@ from tuner.errors import (
     VulkanError,
 )
 from tuner.runner.fake import Call, FakeRunner, Method
-from tuner.runner.protocol import Job
+from tuner.runner.protocol import Execution, Job
 from tuner.runner.worker import WorkerRunner
 
 How = Literal[
@@ -43,6 +44,7 @@ How = Literal[
     "host out of memory",
     "bug",
     "refused",
+    "out of bounds",
 ]
 LOST = ("vkWaitForFences", "VK_ERROR_DEVICE_LOST", -4)
 FAULT_LINE = "invalid write at 0x1000 to 0x1fff"
@@ -84,6 +86,14 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def wait_for(ready: Callable[[], object], *, patience_s: float = 60.0) -> None:
+    """Until something holds, looking at it every few milliseconds."""
+    deadline = time.monotonic() + patience_s
+    while not ready():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.002)
+
+
 class Ledger:
     """A file with a line for each call: its method, and a digest of job and workload.
 
@@ -107,6 +117,16 @@ class Ledger:
         """All calls: letter of the method, digest of the job."""
         return [(line[0], line[2:]) for line in path.read_text().splitlines()]
 
+    @staticmethod
+    def count(path: Path) -> int:
+        """How many calls there were; a missing file has none."""
+        return path.stat().st_size // _LINE if path.exists() else 0
+
+    @staticmethod
+    def wait_for(path: Path, count: int) -> None:
+        """Until there were so many calls."""
+        wait_for(lambda: Ledger.count(path) >= count)
+
 
 def job_digest(call: Call) -> str:
     source = b"" if call.job is None else b"".join(p.spirv for p in call.job.passes)
@@ -116,8 +136,10 @@ def job_digest(call: Call) -> str:
 class _Misfortune:
     """The `faults` of a fake runner: misbehaves as planned."""
 
-    def __init__(self, faults: Sequence[Fault], ledger: Path | None, pause_s: float) -> None:
-        self._faults, self._pause_s = faults, pause_s
+    def __init__(
+        self, faults: Sequence[Fault], ledger: Path | None, pause_s: float, hold: Path | None
+    ) -> None:
+        self._faults, self._pause_s, self._hold = faults, pause_s, hold
         self._ledger = Ledger(ledger) if ledger else None
         self._lost = False
 
@@ -125,6 +147,7 @@ class _Misfortune:
         number = self._ledger.enter(call) if self._ledger else call.number
         if call.method == "measure":
             time.sleep(self._pause_s)
+            wait_for(lambda: self._hold is None or not self._hold.exists())
         for fault in self._faults:
             if not self._lost and fault.means(call, number):
                 if fault.how != "lost":
@@ -156,6 +179,8 @@ def misbehave(how: How) -> TunerError | None:
             return OutOfMemoryError("scratch", 2**40, 2**30)
         case "refused":
             return VulkanError("vkQueueSubmit", "VK_ERROR_UNKNOWN", -13)
+        case "out of bounds":
+            pass  # What is written there is the runner's to know.
     return None
 
 
@@ -164,6 +189,7 @@ def toy(
     faults: Sequence[Mapping[str, Any]] = (),
     ledger: str | None = None,
     pause_s: float = 0.0,
+    hold_if: str | None = None,
     prepare_seconds: float = 0.0,
     no_device_if: str | None = None,
     other_device_if: str | None = None,
@@ -174,7 +200,8 @@ def toy(
 ) -> FakeRunner:
     """A runner for the toy family, exact and without noise.
 
-    `no_device_if` and `other_device_if` name files: once there, no or another device is found.
+    `hold_if`, `no_device_if` and `other_device_if` name files: while they are there, measurements
+    do not end, and no or another device is found.
     """
     if at_start is not None:
         misbehave(at_start)
@@ -189,19 +216,48 @@ def toy(
         toy_device(**changes),
         outputs=toy_outputs,
         times=toy_time_ns,
-        faults=_Misfortune(plan, Path(ledger) if ledger else None, pause_s),
+        faults=_Misfortune(
+            plan, Path(ledger) if ledger else None, pause_s, Path(hold_if) if hold_if else None
+        ),
         noise=0.0,
         prepare_seconds=prepare_seconds,
     )
 
 
-def small(*, measure_seconds: float = 0.0, prepare_seconds: float = 0.0, **_: Any) -> FakeRunner:
-    """A runner that emulates the kernels of `tests.small_kernels`, and obeys `culprit` jobs."""
+class _Small(FakeRunner):
+    """Writes out of bounds where a `culprit` is told to: over its guard and over all operands."""
+
+    def execute(self, job: Job, workload: str) -> Execution:
+        if job.passes[0].name != "execute: out of bounds":
+            return super().execute(job, workload)
+        for resident in self.workloads.values():
+            for array in resident.inputs.values():
+                array.view(np.uint8)[...] = 0xDE
+        return Execution(outputs={}, broken_guards=("o",))
+
+
+def small(
+    *,
+    measure_seconds: float = 0.0,
+    prepare_seconds: float = 0.0,
+    ledger: str | None = None,
+    hold_if: str | None = None,
+    **_: Any,
+) -> FakeRunner:
+    """A runner that emulates the kernels of `tests.small_kernels`, and obeys `culprit` jobs.
+
+    While there is a file named `hold_if`, pipelines do not get ready.
+    """
+    entries = Ledger(Path(ledger)) if ledger else None
 
     def faults(call: Call) -> TunerError | None:
         nonlocal lost
+        if entries is not None:
+            entries.enter(call)
         if call.method == "measure":
             time.sleep(measure_seconds)
+        if call.method == "prepare":
+            wait_for(lambda: hold_if is None or not Path(hold_if).exists())
         for each in () if call.job is None else call.job.passes:
             method, _, how = each.name.partition(": ")
             if method == call.method:
@@ -211,12 +267,12 @@ def small(*, measure_seconds: float = 0.0, prepare_seconds: float = 0.0, **_: An
         return DeviceLostError(*LOST, faults=(FAULT_LINE,)) if lost else None
 
     lost = False
-    return FakeRunner(toy_device(), outputs=emulate, faults=faults, prepare_seconds=prepare_seconds)
+    return _Small(toy_device(), outputs=emulate, faults=faults, prepare_seconds=prepare_seconds)
 
 
-def culprit(how: How, method: Method = "execute") -> Job:
+def culprit(how: How, method: Method = "execute", *, count: int = 1000) -> Job:
     """A job that makes a `small` runner misbehave when that method is called with it."""
-    return job(msgspec.structs.replace(step("idle"), name=f"{method}: {how}"))
+    return job(msgspec.structs.replace(step("idle", count=count), name=f"{method}: {how}"))
 
 
 def worker(
@@ -225,7 +281,7 @@ def worker(
     """A worker runner with one of the factories here."""
     plain = {name: str(v) if isinstance(v, Path) else v for name, v in options.items()}
     return WorkerRunner(
-        factory=f"tests.fault_stub:{factory}",
+        factory=f"{__name__}:{factory}",
         options={"faults": [msgspec.to_builtins(fault) for fault in faults], **plain},
         deadlines=deadlines,
         restart_pauses_s=(0.0, 0.1, 0.2, 0.4),

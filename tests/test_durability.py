@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.fault_stub import Ledger, worker
+from tests.fault_stub import Ledger, wait_for, worker
 from tests.isolated_runs import PROBLEMS, Books, best_of, check_run, expected, searched, tune_toy
 from tuner.errors import ResultsError
 from tuner.results import Store
@@ -26,7 +26,7 @@ from tuner.runner.worker import WorkerRunner
 from tuner.search import Silent
 
 ROOT = Path(__file__).parent.parent
-PARENT_KILLS = 25
+PARENT_KILLS = 50
 
 
 class Tuning:
@@ -117,39 +117,26 @@ def ended(folder: Path) -> str:
     return (folder / "ended").read_text()
 
 
-def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 5.0
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, "the worker outlives its parent"
-        time.sleep(0.005)
+def is_gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 # --- kill -9 --------------------------------------------------------------------------------------
 
 
-@pytest.mark.faults
-def test_a_parent_killed_at_25_random_moments_goes_on_each_time(
+def test_a_parent_killed_at_50_random_moments_goes_on_each_time(
     tuning: Tuning, tmp_path: Path, books: Books
 ) -> None:
-    chance, kills, rounds = random.Random(5), 0, 0
+    chance, calls, kills = random.Random(5), tmp_path / "calls", 0
     while kills < PARENT_KILLS:
-        rounds += 1
-        folder, status = tmp_path / f"round {rounds}", -signal.SIGKILL
+        folder = tmp_path / f"after {kills} kills"
         folder.mkdir()
-        while status == -signal.SIGKILL and kills < PARENT_KILLS:
-            tuning.begin(folder, options={"pause_s": 0.01}, problems=3)
-            # Every fifth is killed while its worker starts.
-            time.sleep(chance.uniform(0.0, 0.2) if kills % 5 == 4 else chance.uniform(0.3, 0.6))
-            workers = tuning.workers()
-            status = tuning.kill()
-            kills += status == -signal.SIGKILL
-            for each in workers:
-                wait_until_gone(each.pid)
+        while kills < PARENT_KILLS and _killed_on_its_way(tuning, folder, calls, chance):
+            kills += 1
             books.check(told(folder), folder / "results")
-        if status != 0:
-            tuning.begin(folder, problems=3)
-            status = tuning.end()
-        assert (status, set(ended(folder).split(",")) <= {"exhausted", "met before"}) == (0, True)
+        tuning.begin(folder, problems=3)
+        assert tuning.end() == 0
+        assert set(ended(folder).split(",")) <= {"exhausted", "met before"}
         assert check_run(folder / "results", PROBLEMS) == []
         for problem in PROBLEMS:
             assert best_of(folder / "results", problem) == min(expected(problem).values())
@@ -157,23 +144,38 @@ def test_a_parent_killed_at_25_random_moments_goes_on_each_time(
     books.count("parents killed at a random moment", kills)
 
 
+def _killed_on_its_way(tuning: Tuning, folder: Path, calls: Path, chance: random.Random) -> bool:
+    """Begin a run and kill it, sometimes while its worker starts; False if it ended first."""
+    enough = Ledger.count(calls) + chance.randrange(40)
+    tuning.begin(folder, options={"ledger": str(calls)}, problems=3)
+    if chance.randrange(5) == 0:
+        time.sleep(chance.uniform(0.0, 0.3))
+    else:
+        wait_for(lambda: Ledger.count(calls) >= enough or (folder / "ended").exists())
+        time.sleep(chance.uniform(0.0, 0.01))
+    workers = tuning.workers()
+    status = tuning.kill()
+    wait_for(lambda: all(map(is_gone, workers)))
+    return status == -signal.SIGKILL
+
+
 def test_a_worker_that_hangs_in_its_driver_does_not_outlive_its_parent(
     tuning: Tuning, tmp_path: Path
 ) -> None:
     tuning.begin(tmp_path, options={"at_start": "hang"})
-    while not (workers := tuning.workers()) or workers[0].num_threads() < 2:
-        time.sleep(0.005)
+    # The thread that watches for the end of the parent is there before the driver hangs.
+    wait_for(lambda: any(worker.num_threads() > 1 for worker in tuning.workers()))
+    workers = tuning.workers()
     tuning.kill()
-    wait_until_gone(workers[0].pid)
+    wait_for(lambda: all(map(is_gone, workers)))
 
 
 def test_a_known_variant_is_not_measured_by_the_run_that_goes_on(
     tuning: Tuning, tmp_path: Path
 ) -> None:
     calls = tmp_path / "calls"
-    tuning.begin(tmp_path, options={"ledger": str(calls), "pause_s": 0.02})
-    while len(told(tmp_path)) < 20:
-        time.sleep(0.002)
+    tuning.begin(tmp_path, options={"ledger": str(calls), "pause_s": 0.03})
+    wait_for(lambda: len(told(tmp_path)) >= 20)
     assert tuning.kill() == -signal.SIGKILL
     before = Counter(digest for method, digest in Ledger.read(calls) if method == "m")
     known = len(searched(tmp_path / "results"))
@@ -189,12 +191,11 @@ def test_a_known_variant_is_not_measured_by_the_run_that_goes_on(
 
 def test_innocent_variants_are_not_given_up_after_kills(tuning: Tuning, tmp_path: Path) -> None:
     """The baseline is under way at each kill: three of these condemn it without a worker."""
+    calls = tmp_path / "calls"
     for _ in range(4):
-        tuning.begin(tmp_path, options={"prepare_seconds": 0.3})
-        study = tmp_path / "results" / "studies.jsonl"
-        size = study.stat().st_size if study.exists() else 0
-        while not study.exists() or study.stat().st_size < size + 600:
-            time.sleep(0.005)
+        before = Ledger.count(calls)
+        tuning.begin(tmp_path, options={"prepare_seconds": 60.0, "ledger": str(calls)})
+        Ledger.wait_for(calls, before + 1)
         assert tuning.kill() == -signal.SIGKILL
     assert not (tmp_path / "results" / "records.jsonl").exists() or not searched(
         tmp_path / "results"
@@ -307,13 +308,15 @@ def test_a_folder_that_becomes_read_only_stops_the_run(tmp_path: Path) -> None:
 def test_of_two_runs_on_one_folder_the_second_is_refused_and_the_first_goes_on(
     tuning: Tuning, second: Tuning, tmp_path: Path, books: Books
 ) -> None:
-    first = tuning.begin(tmp_path, options={"pause_s": 0.01})
-    while not told(tmp_path):
-        time.sleep(0.002)
-    other = tmp_path / "other"
+    hold, other = tmp_path / "hold", tmp_path / "other"
+    hold.touch()
     other.mkdir()
+    calls = tmp_path / "calls"
+    first = tuning.begin(tmp_path, options={"hold_if": str(hold), "ledger": str(calls)})
+    Ledger.wait_for(calls, 1)
     second.begin(other, tmp_path / "results")
     assert second.end() == 0
+    hold.unlink()
     assert f"process {first} is writing results here" in ended(other)
     assert told(other) == []
     assert (tuning.end(), ended(tmp_path)) == (0, "exhausted")

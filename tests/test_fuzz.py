@@ -1,8 +1,8 @@
 """Files that anything may have happened to: they are read or refused, and nothing else.
 
 Every target is given arbitrary bytes, damaged copies of good files, and files that are good in form
-and wrong in content. An exception that is not one of the package's, or a second without an answer,
-is a failure. How many inputs were tried is printed at the end.
+and wrong in content. An exception that is not one of the package's is a failure, and so are ten
+seconds without an answer. How many inputs were tried is printed at the end.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tuner.search.studylog import StudyLog, open_storage
 TRIED: Counter[str] = Counter()
 fuzz = settings(
     max_examples=250,
-    deadline=timedelta(seconds=1),
+    deadline=timedelta(seconds=10),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
@@ -332,7 +332,7 @@ def test_compile_cache_entries(
 
 
 @given(st.data())
-@settings(fuzz, max_examples=25, deadline=timedelta(seconds=10))
+@settings(fuzz, max_examples=25, deadline=timedelta(seconds=60))
 def test_pipeline_cache_files(
     vulkan_selector: str | None, tmp_path: Path, data: st.DataObject
 ) -> None:

@@ -14,10 +14,19 @@ import msgspec
 from tuner.runner._worker_messages import encode
 
 _HEADER = struct.Struct("<Q")
+_LOOK_S = 0.001
+"""Enough to take what is there."""
 
 
 class ClosedError(Exception):
-    """The other side is gone, or this one was closed."""
+    """The other side is gone, or this one was closed.
+
+    `unread`: it went without having read all that was sent to it, as the system tells.
+    """
+
+    def __init__(self, *, unread: bool = False) -> None:
+        self.unread = unread
+        super().__init__("unread" if unread else "read")
 
 
 class Channel:
@@ -53,7 +62,7 @@ class Channel:
         except TimeoutError:
             raise
         except OSError as error:
-            raise ClosedError from error
+            raise ClosedError(unread=True) from error
 
     def receive(self, kind: Any, *, deadline: float | None = None) -> tuple[Any, int | None]:
         """The next message, which is of that type or union, and the descriptor that came with it.
@@ -76,7 +85,8 @@ class Channel:
             for each in descriptors:
                 os.close(each)
             if isinstance(error, OSError) and not isinstance(error, TimeoutError):
-                raise ClosedError from error
+                # Linux resets a connection whose other end was closed over unread bytes.
+                raise ClosedError(unread=isinstance(error, ConnectionResetError)) from error
             raise
         return msgspec.msgpack.decode(body, type=kind), next(iter(descriptors), None)
 
@@ -107,11 +117,10 @@ class Channel:
         return data
 
     def _limit(self, deadline: float | None) -> None:
-        """Let the next call on the socket take what is left; raises TimeoutError if nothing is."""
-        if deadline is None:
-            self._socket.settimeout(None)
-            return
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
+        """Let the next call on the socket take what is left of the time.
+
+        That is never nothing: what came in time counts, though this process may have been stopped
+        until long after.
+        """
+        left = None if deadline is None else max(_LOOK_S, deadline - time.monotonic())
         self._socket.settimeout(left)

@@ -13,7 +13,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -33,20 +33,28 @@ from tuner.runner._worker_messages import (
 _LAST_LINES, _LAST_CHARACTERS = 4, 400
 _SAID_BYTES = 1 << 20
 """What a worker may write to its standard error before what is old is thrown away."""
-_LATE = 0.5
-"""Part of its time after which a call may be why another one did not end."""
+_ENOUGH = 0.5
+"""Part of its time that a call which did not end must have had to itself to be known as guilty."""
+_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM})
+"""What ends a process for no reason of its own: sent by a person or a system short of memory."""
 _EXIT_S = 5.0
 """How long a process may take to be gone once it has closed its sockets or was killed."""
+
+
+_How = Literal["said", "late", "ended", "unread", "beside", "given up"]
+"""How a call notices that the worker is lost: the runner said so in its reply, or in a reply beside
+a launch; no reply came in time; the process ended, perhaps before it had read the request; an
+interrupt."""
 
 
 class LostError(Exception):
     """The worker is gone in the middle of a call. `guilty`: it is known to be gone because of it.
 
-    `error` is what to tell the caller.
+    `error` is what to tell the caller. `given_up`: nobody wants results any more.
     """
 
-    def __init__(self, error: TunerError, *, guilty: bool) -> None:
-        self.error, self.guilty = error, guilty
+    def __init__(self, error: TunerError, *, guilty: bool, given_up: bool = False) -> None:
+        self.error, self.guilty, self.given_up = error, guilty, given_up
         super().__init__(str(error))
 
 
@@ -58,22 +66,26 @@ class _Call:
     seconds: float
     begun: float
 
-    @property
-    def is_late(self) -> bool:
-        """Whether it takes suspiciously long."""
-        return time.monotonic() - self.begun > _LATE * self.seconds
+    def may_delay(self, other: _Call) -> bool:
+        """Whether it may be why `other` does not end: it is there for most of that one's time."""
+        return time.monotonic() - self.begun > _ENOUGH * other.seconds
 
 
 class Worker:
     """One worker process. Any number of threads may `ask` at once.
 
     A worker that is gone stays gone: every call that was under way, and every later one, raises
-    `LostError`. A launch that has lost the device is guilty of it; so is a call whose deadline has
-    passed, unless others were late, too, which may have kept it waiting. If the process ended by
-    itself, the only call under way is guilty; of several none is known to be.
+    `LostError`. Guilty is, once and for all,
+
+    - a launch that has lost the device;
+    - a call whose deadline has passed, if no other was there for long enough to delay it;
+    - the only call under way when the process ended by itself, if that had read the request.
+
+    Otherwise none is known to be: of several calls, or of a process that was killed from outside.
 
     Attributes:
         info: the snapshot of its device.
+        dismissed: whether it was closed while it was alive: such a worker is not lost.
         loaded: names of the workloads that are resident in it; for the owner's use.
         prepared: how often each job is prepared in it, by the job's key; for the owner's use.
     """
@@ -85,6 +97,7 @@ class Worker:
             WorkerDiedError, RunTimeoutError: no process starts, or it ends, or it takes too long.
             TunerError: what making the runner raises.
         """
+        self.dismissed = False
         self.loaded: set[str] = set()
         self.prepared: dict[object, int] = {}
         self._lock = threading.Lock()
@@ -92,6 +105,7 @@ class Worker:
         self._free: list[Channel] = []
         self._death: TunerError | None = None
         self._culprit: _Call | None = None
+        self._given_up = False
         self._control_lock = threading.Lock()
         try:
             self._process, self._control, self._said = _spawn()
@@ -133,30 +147,34 @@ class Worker:
             reply, came = self._exchange(request, descriptor, call.begun + seconds)
             return self._result(call, request, reply, kind), came
         except TimeoutError:
-            with self._lock:
-                alone = not any(each.is_late for each in self._calls - {call})
-            raise self._lost(call, RunTimeoutError(what, seconds), certain=alone) from None
-        except ClosedError:
-            raise self._lost(call, None, certain=False) from None
+            raise self._lost(call, "late", RunTimeoutError(what, seconds)) from None
+        except ClosedError as closed:
+            raise self._lost(call, "unread" if closed.unread else "ended") from None
         except (LostError, TunerError):
             raise
         except BaseException:
             # An interrupt: nobody will fetch the reply any more.
-            self._lost(call, WorkerDiedError(f"given up during {what}"), certain=True)
+            self._lost(call, "given up", WorkerDiedError(f"given up during {what}"))
             raise
         finally:
             with self._lock:
                 self._calls.discard(call)
 
     def close(self, seconds: float) -> None:
-        """Let the worker tear its runner down; kill it if that takes longer. Idempotent."""
+        """Let the worker tear its runner down; kill it if that takes longer. Idempotent.
+
+        Calls that are under way lose their worker, and none of them is guilty.
+        """
         deadline = time.monotonic() + seconds
-        if self.alive:
+        with self._lock:
+            orderly = self.alive
+            self.dismissed = self.dismissed or orderly
+            self._death = self._death or WorkerDiedError("the worker was closed")
+        if orderly:
             with contextlib.suppress(ClosedError, TimeoutError), self._control_lock:
                 self._control.send(Close(), deadline=deadline)
                 self._control.receive(Reply, deadline=deadline)
         with self._lock:
-            self._death = self._death or WorkerDiedError("the worker was closed")
             self._stop()
 
     def _hello(self, start: Start, seconds: float) -> DeviceInfo:
@@ -176,7 +194,7 @@ class Worker:
         call = _Call(what, seconds, time.monotonic())
         with self._lock:
             if self._death is not None:
-                raise LostError(self._death, guilty=False)
+                raise LostError(self._death, guilty=False, given_up=self._given_up)
             self._calls.add(call)
             if os.fstat(self._said).st_size > _SAID_BYTES:
                 os.ftruncate(self._said, 0)
@@ -218,19 +236,38 @@ class Worker:
         error = raised_error(reply.raised)
         if isinstance(error, (DeviceLostError, RunTimeoutError)):
             # A launch in another thread may have lost the device under pipelines being made.
-            certain = not isinstance(request, Prepare) or isinstance(error, RunTimeoutError)
-            raise self._lost(call, error, certain=certain)
+            beside = isinstance(request, Prepare) and isinstance(error, DeviceLostError)
+            raise self._lost(call, "beside" if beside else "said", error)
         raise error
 
-    def _lost(self, call: _Call, error: TunerError | None, *, certain: bool) -> LostError:
+    def _lost(self, call: _Call, how: _How, error: TunerError | None = None) -> LostError:
         """Give the worker up, unless another call was first to do so, and tell this call's part."""
         with self._lock:
             if self._death is None:
-                self._culprit = call if certain or self._calls == {call} else None
                 self._death = error or WorkerDiedError(self._how_it_ended(call.what))
+                self._given_up = how == "given up"
+                self._culprit = call if self._is_guilty(call, how) else None
                 self._stop()
-            guilty = self._culprit is call
-            return LostError(error or WorkerDiedError(str(self._death)), guilty=guilty)
+            return LostError(
+                error or WorkerDiedError(str(self._death)),
+                guilty=self._culprit is call,
+                given_up=self._given_up,
+            )
+
+    def _is_guilty(self, call: _Call, how: _How) -> bool:
+        """Whether the worker is known to be lost because of that call, the first to notice."""
+        others = self._calls - {call}
+        match how:
+            case "said" | "given up":
+                return True
+            case "late":
+                return not any(other.may_delay(call) for other in others)
+            case "ended":
+                return not others and -(self._process.returncode or 0) not in _FROM_OUTSIDE
+            case "beside":
+                return not others
+            case "unread":
+                return False
 
     def _stop(self) -> None:
         """Kill what still runs of the process, and free what belongs to it."""

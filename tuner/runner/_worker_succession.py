@@ -41,7 +41,7 @@ class Succession:
         self._factory, self._arguments = factory, dict(arguments)
         self._deadlines, self._pauses_s = deadlines, tuple(pauses_s)
         self._lock = threading.Lock()
-        self._replaced = 0
+        self._lost = 0
         self._over: NoWorkerError | None = None
         self._closed = False
         self.latest = self._start(selector)
@@ -51,7 +51,7 @@ class Succession:
     @property
     def losses(self) -> int:
         """How many workers were lost so far."""
-        return self._replaced + (not self._closed and not self.latest.alive)
+        return self._lost + _is_lost(self.latest)
 
     def living(self) -> Worker:
         """The worker of now; a successor if it is gone.
@@ -68,11 +68,12 @@ class Succession:
             if not self.latest.alive:
                 self.latest.close(0.0)
                 try:
-                    self.latest = self._successor()
+                    successor = self._successor()
                 except NoWorkerError as error:
                     self._over = error
                     raise
-                self._replaced += 1
+                predecessor, self.latest = self.latest, successor
+                self._lost += _is_lost(predecessor)
             return self.latest
 
     def close(self) -> None:
@@ -107,3 +108,8 @@ class Succession:
         arguments = {**self._arguments, "selector": selector}
         start = Start(factory=self._factory, arguments=arguments, known=known)
         return Worker(start, seconds=self._deadlines.start_s)
+
+
+def _is_lost(worker: Worker) -> bool:
+    """Whether it is gone, and not because it was told to go."""
+    return not worker.alive and not worker.dismissed

@@ -126,7 +126,8 @@ class WorkerRunner:
     def messages(self) -> tuple[str, ...]:
         """What the validation layer has said to the worker of now; nothing once that is gone."""
         with self._gate.entered():
-            return self._told(ValidationMessages(), tuple[str, ...]) or ()
+            told = self._told(self._workers.latest, ValidationMessages(), tuple[str, ...])
+        return told or ()
 
     def load(
         self,
@@ -138,25 +139,23 @@ class WorkerRunner:
     ) -> None:
         """See `Runner.load`."""
         resident = Resident(name=name, inputs=dict(inputs), outputs=dict(outputs), copies=copies)
-        with self._gate.entered():
-            self._made_anyhow(
-                f"loading workload {name!r}",
-                lambda worker: self._residents.load(worker, resident),
-                replacing=name,
-            )
+        self._made(
+            lambda: self._residents.load(self._filled(but=name), resident),
+            blameless=f"loading workload {name!r}",
+        )
 
     def unload(self, name: str) -> None:
         """See `Runner.unload`."""
         self._residents.forget(name)
         with self._gate.entered():
-            loaded = self._workers.latest.loaded
-            if name in loaded:
-                loaded.discard(name)
-                self._told(Unload(name=name), None)
+            worker = self._workers.latest
+            if name in worker.loaded:
+                worker.loaded.discard(name)
+                self._told(worker, Unload(name=name), None)
 
     def prepare(self, job: Job) -> Prepared:
         """See `Runner.prepare`."""
-        prepared = self._tried(lambda: self._prepare(self._workers.living(), job))
+        prepared = self._made(lambda: self._prepare(self._workers.living(), job))
         with self._lock:
             self._users[job.key] = self._users.get(job.key, 0) + 1
         return prepared
@@ -168,13 +167,19 @@ class WorkerRunner:
             if left > 0:
                 self._users[job.key] = left
                 return
-            times = self._workers.latest.prepared.pop(job.key, 0)
+            worker = self._workers.latest
+            times = worker.prepared.pop(job.key, 0)
         if times:
             with self._gate.entered():
-                self._told(Release(job=job, times=times), None)
+                # Not to a successor: what that has prepared meanwhile is somebody else's.
+                self._told(worker, Release(job=job, times=times), None)
 
     def execute(self, job: Job, workload: str) -> Execution:
-        """See `Runner.execute`."""
+        """See `Runner.execute`.
+
+        A job that broke a guard may have written anywhere: it costs the worker, whose successor
+        has all workloads as they were.
+        """
 
         def launch() -> Execution:
             worker = self._ready_for(job)
@@ -185,13 +190,15 @@ class WorkerRunner:
                 seconds=self._deadlines.execute(self._info),
             )
             outputs = unpack(executed.outputs, descriptor)
+            if executed.broken_guards:
+                worker.close(0.0)
             return Execution(
                 outputs=outputs,
                 broken_guards=executed.broken_guards,
                 dirty_counters=executed.dirty_counters,
             )
 
-        return self._tried(launch)
+        return self._made(launch)
 
     def measure(self, job: Job, workload: str, plan: MeasurePlan) -> Measurement:
         """See `Runner.measure`."""
@@ -205,7 +212,7 @@ class WorkerRunner:
             )[0]
             return measurement
 
-        return self._tried(time_it)
+        return self._made(time_it)
 
     def read_bandwidth(self, nbytes: int, *, samples: int = 20) -> Bandwidth:
         """See `Runner.read_bandwidth`."""
@@ -245,11 +252,15 @@ class WorkerRunner:
 
     # ---- calls that survive the worker
 
-    def _tried(self, attempt: Callable[[], T]) -> T:
-        """Make a call for a variant: again, and alone, if the worker was lost by another's fault.
+    def _made(self, attempt: Callable[[], T], *, blameless: str = "") -> T:
+        """Make a call: again, and alone, if the worker was lost and not known to be by its fault.
+
+        `blameless` names a call that no variant is to blame for. It is made again in any case.
 
         Raises:
-            DeviceLostError, RunTimeoutError, WorkerDiedError: this call has lost the worker.
+            DeviceLostError, RunTimeoutError, WorkerDiedError: this call has lost the worker, or an
+                interrupt ended all calls.
+            NoWorkerError: the blameless call lost the worker time and again.
         """
         error: TunerError | None = None
         for number in range(ATTEMPTS):
@@ -258,38 +269,20 @@ class WorkerRunner:
                     return attempt()
                 except LostError as lost:
                     error = lost.error
-                    if lost.guilty:
-                        break
+                    if lost.given_up or (lost.guilty and not blameless):
+                        raise error from None
         assert error is not None
-        raise error
+        raise _lost_too_often(blameless, error) if blameless else error
 
     def _calibrated(self, request: Request, kind: Any, what: str, seconds: float) -> Any:
         """Ask for what needs neither a variant nor a workload of the caller's."""
-        with self._gate.entered():
-            return self._made_anyhow(
-                what, lambda worker: worker.ask(request, kind, what=what, seconds=seconds)[0]
-            )
+        return self._made(
+            lambda: self._filled().ask(request, kind, what=what, seconds=seconds)[0],
+            blameless=what,
+        )
 
-    def _made_anyhow(self, what: str, attempt: Callable[[Worker], T], *, replacing: str = "") -> T:
-        """Make a call that is no variant's fault, in a worker that holds all workloads, but for one
-        that the call replaces.
-
-        Raises:
-            NoWorkerError: the worker was lost time and again.
-        """
-        error: TunerError | None = None
-        for _ in range(ATTEMPTS):
-            worker = self._workers.living()
-            try:
-                self._residents.restore(worker, but=replacing)
-                return attempt(worker)
-            except LostError as lost:
-                error = lost.error
-        raise NoWorkerError(f"{what} lost the worker {ATTEMPTS} times, the last time so: {error}")
-
-    def _told(self, request: Request, kind: Any) -> Any:
-        """Ask the worker of now what matters to no other; None if it is gone."""
-        worker = self._workers.latest
+    def _told(self, worker: Worker, request: Request, kind: Any) -> Any:
+        """Ask what matters to no other worker than this one; None if it is gone."""
         if not worker.alive:
             return None
         seconds = self._deadlines.launch(self._info) + self._deadlines.spare_s
@@ -304,13 +297,33 @@ class WorkerRunner:
         """The worker, with all workloads in it, and the job prepared if the caller had that done.
 
         Raises:
-            LostError: the worker was lost over the job.
-            NoWorkerError: it was lost over the workloads, again and again.
+            LostError: the worker was lost, perhaps over the job.
+            NoWorkerError: as `_filled`.
         """
-        worker = self._made_anyhow("loading the workloads again", lambda worker: worker)
+        worker = self._filled()
         if job.key in self._users and job.key not in worker.prepared:
             self._prepare(worker, job)
         return worker
+
+    def _filled(self, *, but: str = "") -> Worker:
+        """The worker, with all workloads in it but the one of that name.
+
+        Raises:
+            LostError: it was lost by another call's fault.
+            NoWorkerError: it was lost over the workloads, again and again.
+        """
+        error: TunerError | None = None
+        for _ in range(ATTEMPTS):
+            worker = self._workers.living()
+            try:
+                self._residents.restore(worker, but=but)
+                return worker
+            except LostError as lost:
+                if not lost.guilty:
+                    raise
+                error = lost.error
+        assert error is not None
+        raise _lost_too_often("loading the workloads again", error)
 
     def _prepare(self, worker: Worker, job: Job) -> Prepared:
         prepared: Prepared = worker.ask(
@@ -326,3 +339,7 @@ class WorkerRunner:
 
 def _named(job: Job) -> str:
     return ", ".join(each.name for each in job.passes)
+
+
+def _lost_too_often(what: str, error: TunerError) -> NoWorkerError:
+    return NoWorkerError(f"{what} lost the worker {ATTEMPTS} times, the last time so: {error}")
