@@ -11,6 +11,7 @@ from tuner.device_info import DeviceInfo
 from tuner.elements import STORED
 from tuner.evaluate import Evaluator, Findings, Render, ResidentCases, build_job
 from tuner.kernels.base import Candidate, Family, Operands, Values
+from tuner.kernels.gradient_operands import with_gradients
 from tuner.kernels.space import parse_values, require_legal
 from tuner.problems import PagedAttentionProblem
 from tuner.runner.protocol import Execution, OutputSpec, Runner
@@ -113,3 +114,9 @@ def launched(
     finally:
         runner.release(job)
         runner.unload("launched")
+
+
+def golden_gradient_operands(golden: Golden) -> Operands:
+    """The operands of a golden backward launch."""
+    inputs = golden.inputs
+    return with_gradients(golden_operands(golden), inputs["d_out"], inputs["out"], inputs["lse"])

@@ -14,6 +14,7 @@ from tuner.kernels.index_score import INDEX_SCORE
 from tuner.kernels.kv_append import KV_APPEND_Q8
 from tuner.kernels.norm_rope import QK_NORM_ROPE
 from tuner.kernels.paged_attention import PAGED_ATTENTION
+from tuner.kernels.paged_attention_backward import PAGED_ATTENTION_BACKWARD
 from tuner.kernels.paged_decode_floats import PAGED_DECODE_F16, PAGED_DECODE_F32
 from tuner.kernels.paged_decode_q8 import PAGED_DECODE_Q8
 
@@ -24,6 +25,7 @@ _FAMILIES: dict[str, Family] = {
         PAGED_DECODE_F32,
         PAGED_DECODE_F16,
         PAGED_ATTENTION,
+        PAGED_ATTENTION_BACKWARD,
         INDEX_APPEND,
         INDEX_BLOCKS,
         INDEX_Q,

@@ -201,7 +201,7 @@ def _heads(groups: HeadGroups) -> _Heads:
     )
 
 
-def sum_variance(terms: float, scatter: Array, total: Array) -> Array:
+def sum_variance(terms: float | Array, scatter: Array, total: Array) -> Array:
     """Variance, in square units, of adding `terms` products one after the other.
 
     `scatter` is the sum of the squared products, `total` their sum: partial sums wander with the

@@ -1,0 +1,376 @@
+"""Gradients of paged attention: dQ, and dK and dV into the pool, from the stored log-sum-exp.
+
+Semantics are those of the second system. Blocks that sequences share accumulate: either one
+workgroup owns a block and goes through its users in a fixed order, or sums are added atomically.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tuner.kernels.base import (
+    ArithmeticClass,
+    Binding,
+    Candidate,
+    Constraint,
+    Family,
+    Parameter,
+    Pass,
+    PushField,
+    Values,
+)
+from tuner.kernels.gradient_operands import make_operands, scalars, validation_cases
+from tuner.oracle.paged_attention_backward import (
+    backward_reference,
+    sampled_backward_reference,
+)
+from tuner.problems import PagedAttentionProblem
+
+BASELINE_THREADS = 64
+HELPER_THREADS = 256
+"""Threads of the passes that zero the pool's gradients and sum up rows."""
+DELTA_ROWS = 16
+MAX_SCORED_ROWS = 8
+"""Rows whose scores a thread sums up at a time."""
+MAX_OWN_VECTORS = 16
+"""Vectors of four sums of each kind that a thread may hold."""
+
+
+def _tiled(values: Values) -> bool:
+    return values["strategy"] != "baseline"
+
+
+def _atomic(values: Values) -> bool:
+    return values["strategy"] == "atomic"
+
+
+_ROWS = (4, 8, 16, 32)
+PARAMETERS = (
+    Parameter(
+        name="strategy",
+        values=("baseline", "deterministic", "atomic"),
+        help="baseline: one thread per query row adds to its keys' gradients atomically. "
+        "deterministic: a workgroup owns tokens of a block and goes through all its users in "
+        "order. atomic: a workgroup owns keys of a sequence and adds its sums to the pool's",
+    ),
+    Parameter(name="threads", values=(64, 128, 256), help="threads of a workgroup", used=_tiled),
+    Parameter(
+        name="key_tile_tokens",
+        values=_ROWS,
+        help="tokens whose gradients one workgroup owns",
+        used=_tiled,
+    ),
+    Parameter(
+        name="key_tile_rows", values=_ROWS, help="query rows that these meet at a time", used=_tiled
+    ),
+    Parameter(
+        name="query_tile_rows",
+        values=_ROWS,
+        help="query rows whose gradients one workgroup owns",
+        used=_tiled,
+    ),
+    Parameter(
+        name="query_tile_tokens", values=_ROWS, help="keys that these meet at a time", used=_tiled
+    ),
+    Parameter(
+        name="row_parts",
+        values=(1, 2, 4, 8),
+        help="workgroups among which the rows of a sequence are dealt out",
+        used=_atomic,
+    ),
+    Parameter(
+        name="atomics",
+        values=("compare_swap", "native"),
+        help="how floats are added: by compare and swap, or by the device's own atomics",
+        used=_atomic,
+    ),
+)
+
+
+def _chunks(c: Candidate) -> int:
+    """Chunks of 16 bytes of one stored vector."""
+    return int(c.problem.head_size * c.problem.element_bytes // 16)
+
+
+def _key_tokens(c: Candidate) -> int:
+    """Tokens that a workgroup of the keys pass owns."""
+    if c["strategy"] == "deterministic":
+        return int(min(c["key_tile_tokens"], c.problem.block_size))
+    return int(c["key_tile_tokens"])
+
+
+def _check_head_size(c: Candidate) -> str | None:
+    whole = 16 // c.problem.element_bytes
+    if c.problem.head_size % whole:
+        return f"head size {c.problem.head_size} is no multiple of {whole}: 16 bytes at a time"
+    return None
+
+
+def _check_threads(c: Candidate) -> str | None:
+    if c["strategy"] == "baseline":
+        return None
+    threads, limit = c["threads"], c.device.max_workgroup_invocations
+    if threads > limit:
+        return f"{threads} threads a workgroup, the device allows {limit}"
+    if c.problem.head_size // 4 > threads:
+        return f"head size {c.problem.head_size} needs {c.problem.head_size // 4} threads"
+    return None
+
+
+def _check_helpers(c: Candidate) -> str | None:
+    if c.device.max_workgroup_invocations < HELPER_THREADS:
+        return (
+            f"{HELPER_THREADS} threads a workgroup, the device allows "
+            f"{c.device.max_workgroup_invocations}"
+        )
+    return None
+
+
+def _check_atomics(c: Candidate) -> str | None:
+    if c["atomics"] == "native" and not c.device.atomic_float_add:
+        return "atomics=native needs float additions of VK_EXT_shader_atomic_float"
+    return None
+
+
+def _shared_bytes(c: Candidate, rows: int, tokens: int) -> int:
+    widened = 2 * rows * (c.problem.head_size // 4 + 1) * 16
+    staged = 2 * tokens * (_chunks(c) + 1) * 16
+    return int(widened + staged + 2 * rows * (tokens + 1) * 4 + 12 * rows)
+
+
+def _own(c: Candidate, vectors: int) -> int:
+    """Vectors of which a thread has four dimensions each."""
+    owners = max(1, c["threads"] // (c.problem.head_size // 4))
+    return int(-(-vectors // owners))
+
+
+def _check_tile(c: Candidate, rows: int, tokens: int, owned: int) -> str | None:
+    needed, limit = _shared_bytes(c, rows, tokens), c.device.max_shared_memory_bytes
+    if needed > limit:
+        return f"needs {needed} bytes of shared memory, the device has {limit}"
+    if _own(c, owned) > MAX_OWN_VECTORS:
+        return (
+            f"a thread would hold sums of {_own(c, owned)} vectors, the limit is "
+            f"{MAX_OWN_VECTORS}: use more threads or smaller tiles"
+        )
+    return None
+
+
+def _check_key_tile(c: Candidate) -> str | None:
+    if c["strategy"] == "baseline":
+        return None
+    tokens = _key_tokens(c)
+    if _ROWS[0] < c["key_tile_tokens"] and tokens <= c["key_tile_tokens"] // 2:
+        return (
+            f"a block of {c.problem.block_size} tokens is no more than half of "
+            f"{c['key_tile_tokens']}: use fewer key_tile_tokens"
+        )
+    return _check_tile(c, c["key_tile_rows"], tokens, tokens)
+
+
+def _check_query_tile(c: Candidate) -> str | None:
+    if c["strategy"] == "baseline":
+        return None
+    rows = c["query_tile_rows"]
+    return _check_tile(c, rows, c["query_tile_tokens"], rows)
+
+
+def _check_groups(c: Candidate) -> str | None:
+    problem: PagedAttentionProblem = c.problem
+    groups, limit = problem.batch * problem.kv_heads, c.device.max_workgroup_count[2]
+    if c["strategy"] != "baseline" and groups > limit:
+        return f"{groups} workgroups in z, the device allows {limit}"
+    return None
+
+
+CONSTRAINTS = (
+    Constraint(needs=(), check=_check_head_size),
+    Constraint(needs=(), check=_check_helpers),
+    Constraint(needs=("strategy",), check=_check_groups),
+    Constraint(needs=("strategy", "threads"), check=_check_threads),
+    Constraint(
+        needs=("strategy", "threads", "key_tile_tokens", "key_tile_rows"), check=_check_key_tile
+    ),
+    Constraint(
+        needs=("strategy", "threads", "query_tile_rows", "query_tile_tokens"),
+        check=_check_query_tile,
+    ),
+    Constraint(needs=("atomics",), check=_check_atomics),
+)
+
+BINDINGS = (
+    Binding(name="query", buffer="query", element="uvec4", role="input"),
+    Binding(name="keys", buffer="keys", element="uvec4", role="input"),
+    Binding(name="values", buffer="values", element="uvec4", role="input"),
+    Binding(name="block_table", buffer="block_table", element="uint", role="input"),
+    Binding(name="attention", buffer="out", element="uvec4", role="input"),
+    Binding(name="out_gradient", buffer="out_gradient", element="uvec4", role="input"),
+    Binding(name="log_sums", buffer="lse", element="float", role="input"),
+    Binding(name="user_starts", buffer="user_starts", element="uint", role="input"),
+    Binding(name="users", buffer="users", element="uvec2", role="input"),
+    Binding(name="deltas", buffer="deltas", element="float", role="scratch"),
+    Binding(name="query_gradient", buffer="query_gradient", element="vec4", role="output"),
+    Binding(name="key_gradient", buffer="key_gradient", element="float", role="output"),
+    Binding(name="value_gradient", buffer="value_gradient", element="float", role="output"),
+    Binding(name="key_bits", buffer="key_gradient", element="uint", role="output"),
+    Binding(name="value_bits", buffer="value_gradient", element="uint", role="output"),
+)
+
+PUSH_FIELDS = (
+    PushField(name="batch", type="uint"),
+    PushField(name="query_heads", type="uint"),
+    PushField(name="kv_heads", type="uint"),
+    PushField(name="query_tokens", type="uint"),
+    PushField(name="context", type="uint"),
+    PushField(name="max_blocks", type="uint"),
+    PushField(name="blocks", type="uint"),
+    PushField(name="q_offset", type="int"),
+    PushField(name="softmax_scale", type="float"),
+)
+
+
+def _arithmetic(_values: Values) -> ArithmeticClass:
+    return "f32"
+
+
+def _passes(c: Candidate, given: Mapping[str, int | float]) -> tuple[Pass, ...]:
+    problem: PagedAttentionProblem = c.problem
+    push = {field.name: given[field.name] for field in PUSH_FIELDS if field.name in given}
+    rows = problem.batch * problem.query_heads * problem.query_tokens
+    blocks = int(given.get("blocks", 1))
+    values = blocks * problem.block_size * problem.kv_heads * problem.head_size
+    shape = {
+        "head_size": problem.head_size,
+        "block_size": problem.block_size,
+        "group": problem.group,
+        "element": problem.element,
+        "atomics": "",
+    }
+
+    def launch(name: str, count: int, z: int = 1, **constants: object) -> Pass:
+        across, down = _folded(count, c.device.max_workgroup_count[:2])
+        return Pass(
+            name=name,
+            constants=shape | {"threads": HELPER_THREADS} | constants,
+            push=push,
+            groups=(across, down, z),
+            subgroup_size=None,
+        )
+
+    # These two go round until all is done, so that any number of workgroups does.
+    helpers = c.device.max_workgroup_count[0]
+    delta = launch("delta", min(helpers, -(-rows // DELTA_ROWS)))
+    zero = launch("zero", min(helpers, -(-values // HELPER_THREADS)))
+    if c["strategy"] == "baseline":
+        native = "native" if c.device.atomic_float_add else "compare_swap"
+        count = -(-rows // BASELINE_THREADS)
+        return (
+            delta,
+            zero,
+            launch("baseline", count, threads=BASELINE_THREADS, atomics=native),
+        )
+    tokens = _key_tokens(c)
+    queries = launch(
+        "queries",
+        -(-problem.rows // c["query_tile_rows"]),
+        problem.batch * problem.kv_heads,
+        **_tile(c, c["query_tile_rows"], c["query_tile_tokens"], c["query_tile_rows"]),
+    )
+    tile = _tile(c, c["key_tile_rows"], tokens, tokens)
+    if c["strategy"] == "deterministic":
+        tiles = -(-problem.block_size // tokens)
+        keys = launch("keys", blocks * tiles, problem.kv_heads, block_tiles=tiles, **tile)
+        return (delta, keys, queries)
+    keys = launch(
+        "keys",
+        -(-max(1, problem.context) // tokens) * c["row_parts"],
+        problem.batch * problem.kv_heads,
+        **tile | {"atomics": c["atomics"]},
+    )
+    return (delta, zero, keys, queries)
+
+
+def _tile(c: Candidate, rows: int, tokens: int, owned: int) -> dict[str, object]:
+    """What the template of a tiled pass needs beside the parameters."""
+    row_groups = c["threads"] // tokens
+    return {
+        "threads": c["threads"],
+        "rows": rows,
+        "tokens": tokens,
+        "own": _own(c, owned),
+        "scored_rows": min(MAX_SCORED_ROWS, max(1, -(-rows // row_groups))),
+    }
+
+
+def _folded(count: int, limits: tuple[int, ...]) -> tuple[int, int]:
+    """Workgroup counts in x and y that hold `count`; kernels pass over those beyond it."""
+    down = -(-count // limits[0])
+    return -(-count // down), down
+
+
+def _scratch_bytes(c: Candidate) -> dict[str, int]:
+    problem: PagedAttentionProblem = c.problem
+    return {"deltas": 4 * problem.batch * problem.query_heads * problem.query_tokens}
+
+
+def bytes_moved(problem: PagedAttentionProblem) -> int:
+    """All inputs once, gradients of queries and of the whole pool written once in float32."""
+    rows = problem.batch * problem.query_heads * problem.query_tokens
+    columns = -(-problem.context // problem.block_size)
+    pool = problem.batch * columns * problem.block_size * problem.kv_heads * problem.head_size
+    seen = problem.keys_seen(problem.query_tokens - 1)
+    cache = problem.batch * seen * problem.kv_heads * problem.head_size
+    vectors = rows * problem.head_size
+    read = (3 * vectors + 2 * cache) * problem.element_bytes + 4 * rows
+    return read + 4 * vectors + 8 * pool + 4 * problem.batch * columns
+
+
+def _start(**values: int | str) -> Values:
+    neutral = {parameter.name: parameter.values[0] for parameter in PARAMETERS}
+    return neutral | values
+
+
+STARTS = tuple(
+    _start(
+        strategy=strategy,
+        threads=threads,
+        key_tile_tokens=tokens,
+        key_tile_rows=rows,
+        query_tile_rows=query_rows,
+        query_tile_tokens=tokens,
+        atomics=atomics,
+    )
+    for strategy, atomics in (
+        ("deterministic", "compare_swap"),
+        ("atomic", "native"),
+        ("atomic", "compare_swap"),
+    )
+    for threads, tokens, rows, query_rows in (
+        (128, 16, 16, 16),
+        (256, 16, 16, 32),
+        (256, 32, 16, 32),
+        (64, 8, 8, 8),
+    )
+)
+
+PAGED_ATTENTION_BACKWARD = Family(
+    name="paged_attention_backward",
+    summary="gradients of paged attention into a float32 pool, from the stored log-sum-exp",
+    template="paged_attention_backward.comp.jinja",
+    problem_type=PagedAttentionProblem,
+    parameters=PARAMETERS,
+    constraints=CONSTRAINTS,
+    bindings=BINDINGS,
+    push_fields=PUSH_FIELDS,
+    baseline=_start(strategy="baseline"),
+    starts=STARTS,
+    arithmetic=_arithmetic,
+    passes=_passes,
+    scratch_bytes=_scratch_bytes,
+    operands=make_operands,
+    reference=backward_reference,
+    sampled_reference=sampled_backward_reference,
+    validation_cases=validation_cases,
+    bytes_moved=bytes_moved,
+    scalars=scalars,
+)
