@@ -7,6 +7,7 @@ workgroup owns a block and goes through its users in a fixed order, or sums are 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from tuner.kernels.base import (
     ArithmeticClass,
@@ -247,7 +248,9 @@ def _passes(c: Candidate, given: Mapping[str, int | float]) -> tuple[Pass, ...]:
         "atomics": "",
     }
 
-    def launch(name: str, count: int, z: int = 1, **constants: object) -> Pass:
+    def launch(
+        name: str, count: int, z: int = 1, *, beside: bool = False, **constants: Any
+    ) -> Pass:
         across, down = _folded(count, c.device.max_workgroup_count[:2])
         return Pass(
             name=name,
@@ -255,12 +258,13 @@ def _passes(c: Candidate, given: Mapping[str, int | float]) -> tuple[Pass, ...]:
             push=push,
             groups=(across, down, z),
             subgroup_size=None,
+            beside=beside,
         )
 
     # These two go round until all is done, so that any number of workgroups does.
     helpers = c.device.max_workgroup_count[0]
     delta = launch("delta", min(helpers, -(-rows // DELTA_ROWS)))
-    zero = launch("zero", min(helpers, -(-values // HELPER_THREADS)))
+    zero = launch("zero", min(helpers, -(-values // HELPER_THREADS)), beside=True)
     if c["strategy"] == "baseline":
         native = "native" if c.device.atomic_float_add else "compare_swap"
         count = -(-rows // BASELINE_THREADS)
@@ -274,6 +278,7 @@ def _passes(c: Candidate, given: Mapping[str, int | float]) -> tuple[Pass, ...]:
         "queries",
         -(-problem.rows // c["query_tile_rows"]),
         problem.batch * problem.kv_heads,
+        beside=True,
         **_tile(c, c["query_tile_rows"], c["query_tile_tokens"], c["query_tile_rows"]),
     )
     tile = _tile(c, c["key_tile_rows"], tokens, tokens)
@@ -290,7 +295,7 @@ def _passes(c: Candidate, given: Mapping[str, int | float]) -> tuple[Pass, ...]:
     return (delta, zero, keys, queries)
 
 
-def _tile(c: Candidate, rows: int, tokens: int, owned: int) -> dict[str, object]:
+def _tile(c: Candidate, rows: int, tokens: int, owned: int) -> dict[str, Any]:
     """What the template of a tiled pass needs beside the parameters."""
     row_groups = c["threads"] // tokens
     return {
