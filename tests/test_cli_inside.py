@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from tests.made_records import decode, gpu, made_record
+from tests.made_records import decode, gpu, made_full_calibration, made_record
 from tests.toy_family import TOY
-from tuner.cli import app, output, progress, variants
+from tuner import kernels
+from tuner.cli import app, bench, output, progress, tune, variants
+from tuner.cli.calibrate import sensors
 from tuner.cli.session import misfit
 from tuner.errors import ResultsError
-from tuner.search import ProblemResult, Status
+from tuner.records import Energy, Observation, Record
+from tuner.search import ProblemResult, RunResult, Status
 
 PROBLEM = decode(8, 16_384)
 FAMILY = "paged_decode_q8"
@@ -156,3 +161,57 @@ def test_bad_usage_is_told_with_exit_code_2(
     assert told in result.stderr
     assert isinstance(result.exception, SystemExit)
     assert list(tmp_path.iterdir()) == [], "bad usage leaves no folder behind"
+
+
+def metered(us: float, mj: float, **changes: Any) -> Record:
+    """A record of 8 sequences with a time and an energy for each of its tokens."""
+    record = made_record(PROBLEM, median_us=us, **changes)
+    energy = Energy(joules_per_launch=8 * mj / 1e3, launches=9, seconds=1.0, method="counter")
+    return msgspec.structs.replace(record, energy=energy)
+
+
+def test_the_front_of_time_and_energy_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fast, thrifty = metered(80.0, 5.25), metered(95.0, 4.0)
+    result = ProblemResult(
+        family=kernels.family(FAMILY),
+        problem=PROBLEM,
+        ended="trials",
+        best=fast,
+        front=(fast, thrifty),
+    )
+    run = RunResult(problems=(result,), interrupted=False, seconds=12.0)
+    tune._print_result(run, tmp_path, tune._Written())
+    out = capsys.readouterr().out
+    assert "  80 µs, 5.25 mJ/token: strategy=" in out
+    assert "  95 µs, 4 mJ/token: strategy=" in out
+
+
+def test_bench_shows_floor_and_energy_beside_the_time(capsys: pytest.CaptureFixture[str]) -> None:
+    record = msgspec.structs.replace(
+        metered(80.0, 5.25), passes=2, measure="batched", launches=25, ended_by="precise"
+    )
+    bench._print_records([record], kernels.family(FAMILY), made_full_calibration())
+    header, line, *_ = capsys.readouterr().out.splitlines()
+    assert header.split()[-1] == "mJ/token"
+    assert line.split()[-1] == "5.25"
+    # The batched floor of two passes, and how many launches a sample had.
+    assert re.search(r" 3\.8 +\d+ x 25 +precise ", line)
+
+
+def test_what_sensors_say_fits_into_a_line() -> None:
+    assert sensors(None) == "none found"
+    assert sensors(Observation(source="xe", looks=1)) == "xe: nothing told"
+    told = Observation(
+        source="nvml",
+        looks=9,
+        power_w=412.4,
+        core_mhz=(1755.0, 1980.0),
+        memory_mhz=(3201.0, 3201.0),
+        temperature_c=61.0,
+        throttled=("software power cap",),
+    )
+    assert sensors(told) == (
+        "nvml: 1,755 to 1,980 MHz, memory 3,201 MHz, 412 W, 61 °C, held down by software power cap"
+    )

@@ -36,7 +36,7 @@ class FakeNvml:
         "nvmlDeviceGetPowerUsage": 412_500,
         "nvmlDeviceGetTotalEnergyConsumption": 9_876_543_210,
         "nvmlDeviceGetTemperature": 61,
-        "nvmlDeviceGetCurrentClocksThrottleReasons": 0x4 | 0x40,
+        "nvmlDeviceGetCurrentClocksThrottleReasons": 0x1 | 0x4 | 0x40,
     }
     clocks: ClassVar[dict[int, int]] = {1: 1980, 2: 3201}
 
@@ -127,6 +127,14 @@ def test_an_older_library_without_a_function_is_no_error(monkeypatch: pytest.Mon
     observer = Nvml.find(FakeNvml(), UUID, None)
     assert observer is not None
     assert observer.power() == (None, 412.5)
+
+
+def test_reasons_are_read_by_their_new_name_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    renamed = {name.replace("Throttle", "Event"): v for name, v in FakeNvml.values.items()}
+    monkeypatch.setattr(FakeNvml, "values", renamed)
+    observer = Nvml.find(FakeNvml(), UUID, None)
+    assert observer is not None
+    assert observer.read().throttle == ("software power cap", "hardware thermal slowdown")
 
 
 def test_without_nvml_there_is_no_observer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,9 @@ LIBRARY = "libnvidia-ml.so.1"
 _SUCCESS = 0
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _TEMPERATURE_GPU = 0
+_THROTTLE = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+"""The same by its new and its old name."""
 _THROTTLE_REASONS = {
-    0x1: "idle",
     0x2: "applications clocks setting",
     0x4: "software power cap",
     0x8: "hardware slowdown",
@@ -66,15 +67,14 @@ class Nvml:
     def read(self) -> Reading:
         """See `Observer.read`."""
         joules, watts = self.power()
-        reasons = self._number(ctypes.c_ulonglong, "nvmlDeviceGetCurrentClocksThrottleReasons")
+        told = (self._number(ctypes.c_ulonglong, name) for name in _THROTTLE)
+        reasons = next((each for each in told if each is not None), 0.0)
         return Reading(
             power_w=watts,
             core_mhz=self._number(ctypes.c_uint, "nvmlDeviceGetClockInfo", _CLOCK_SM),
             memory_mhz=self._number(ctypes.c_uint, "nvmlDeviceGetClockInfo", _CLOCK_MEMORY),
             temperature_c=self._number(ctypes.c_uint, "nvmlDeviceGetTemperature", _TEMPERATURE_GPU),
-            throttle=tuple(
-                name for bit, name in _THROTTLE_REASONS.items() if int(reasons or 0) & bit
-            ),
+            throttle=tuple(name for bit, name in _THROTTLE_REASONS.items() if int(reasons) & bit),
             energy_j=joules,
         )
 
