@@ -73,16 +73,20 @@ def launched(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """In a variant's GLSL `wrong` stands for each `right`; `says` is in the verdict."""
+    """In a variant's GLSL, or only in the named passes, `wrong` stands for each `right`; `says` is
+    in the verdict."""
 
     variant: str
     right: str
     wrong: str
     says: str = "is off by"
+    passes: tuple[str, ...] = ()
 
     def render(self, template: str, context: Mapping[str, Any]) -> Rendered:
         """As `tuner.templates.render`, with the mistake."""
         rendered = templates.render(template, context)
+        if self.passes and context["pass_name"] not in self.passes:
+            return rendered
         assert self.right in rendered.text, f"no longer in the template: {self.right}"
         return replace(rendered, text=rendered.text.replace(self.right, self.wrong))
 

@@ -17,6 +17,7 @@ from tuner.kernels.paged_attention import PAGED_ATTENTION
 from tuner.kernels.paged_attention_backward import PAGED_ATTENTION_BACKWARD
 from tuner.kernels.paged_decode_floats import PAGED_DECODE_F16, PAGED_DECODE_F32
 from tuner.kernels.paged_decode_q8 import PAGED_DECODE_Q8
+from tuner.kernels.selected_decode import PAGED_SELECTED_Q8
 
 _FAMILIES: dict[str, Family] = {
     f.name: f
@@ -24,6 +25,7 @@ _FAMILIES: dict[str, Family] = {
         PAGED_DECODE_Q8,
         PAGED_DECODE_F32,
         PAGED_DECODE_F16,
+        PAGED_SELECTED_Q8,
         PAGED_ATTENTION,
         PAGED_ATTENTION_BACKWARD,
         INDEX_APPEND,

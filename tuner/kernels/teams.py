@@ -104,9 +104,13 @@ def _check_lanes(c: Candidate) -> str | None:
     return None
 
 
-CONSTRAINTS = (
+SUBGROUP_CONSTRAINTS = (
     Constraint(needs=("strategy",), check=_check_operations),
     Constraint(needs=("strategy", "subgroup_size"), check=_check_size),
     Constraint(needs=("strategy", "subgroup_size", "subgroups"), check=_check_workgroup),
+)
+"""For kernels that have subgroups, but no teams in this sense."""
+CONSTRAINTS = (
+    *SUBGROUP_CONSTRAINTS,
     Constraint(needs=("strategy", "subgroup_size", "lanes"), check=_check_lanes),
 )

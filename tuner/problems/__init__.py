@@ -11,10 +11,12 @@ from tuner.problems.kv_append import KvAppendProblem
 from tuner.problems.norm_rope import NormRopeProblem
 from tuner.problems.paged_attention import PagedAttentionProblem
 from tuner.problems.paged_decode import MAX_SEQUENCES, MAX_TOKENS, PagedDecodeProblem
+from tuner.problems.paged_selected import PagedSelectedProblem
 from tuner.problems.q8_decode import GatedCombineProblem, Q8DecodeProblem, Q8SelectedProblem
 
 AnyProblem = (
     PagedDecodeProblem
+    | PagedSelectedProblem
     | PagedAttentionProblem
     | IndexerStepProblem
     | NormRopeProblem
@@ -43,6 +45,7 @@ __all__ = [
     "NormRopeProblem",
     "PagedAttentionProblem",
     "PagedDecodeProblem",
+    "PagedSelectedProblem",
     "Problem",
     "Q8DecodeProblem",
     "Q8SelectedProblem",
