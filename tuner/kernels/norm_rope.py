@@ -47,7 +47,7 @@ PARAMETERS = (
     Parameter(
         name="launches",
         values=("apart", "joint"),
-        help="queries and keys in two dispatches, or in one",
+        help="queries and keys in two dispatches side by side, or in one",
         used=teams.by_teams,
     ),
     *teams.PARAMETERS,
@@ -143,6 +143,7 @@ def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...
             push=push,
             groups=teams.linear_grid(-(-problem.rows * heads // per_group), c.device),
             subgroup_size=teams.required_size(c),
+            beside=name == "key" and not baseline,
         )
         for name, first, heads in (
             apart if c["launches"] == "apart" else [("both", 0, problem.heads)]
