@@ -100,7 +100,7 @@ class Measuring:
         """Launch back to back for `plan.energy_ms` and read the meter; None without one."""
         if plan.energy_ms <= 0 or self._observer is None:
             return None
-        each_ns = sorted(taken.samples_ns)[len(taken.samples_ns) // 2]
+        each_ns = max(statistics.median_low(taken.samples_ns), 1.0)
         part_ms = min(plan.max_submission_ms, plan.energy_ms / 8)
         launches = min(max(1, int(part_ms * MS / each_ns)), MAX_LOAD_LAUNCHES)
         submissions = math.ceil(plan.energy_ms * MS / (launches * each_ns))
