@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from tests.small_kernels import job, operands, outputs, slow_step, step
@@ -175,17 +178,19 @@ def test_without_timestamps_the_hosts_clock_is_read(
 def test_both_clocks_and_both_measures_find_about_the_same(
     loaded_runner: VulkanRunner, loop: Any
 ) -> None:
-    plan = MeasurePlan(warmup_ms=5.0, min_samples=5, max_samples=10, budget_ms=30.0)
-    medians = {}
+    plan = MeasurePlan(
+        batch_launches=30, warmup_ms=5.0, precision=0.0, min_samples=4, max_samples=8
+    )
+    least = {}
     for clock in ("device", "host"):
         for measure in ("isolated", "batched"):
             chosen = msgspec.structs.replace(plan, clock=clock, measure=measure)
             measured = loaded_runner.measure(loop, "w", chosen)
             assert measured.measure == measure
             assert (measured.clock == "host") == (clock == "host")
-            medians[clock, measure] = statistics.median(measured.samples_ns)
-    # A shared machine is no place for close comparisons; a factor of launches would show.
-    assert max(medians.values()) < 3 * min(medians.values())
+            least[clock, measure] = min(measured.samples_ns)
+    # A busy machine is no place for close comparisons; 30 launches taken for one would show.
+    assert max(least.values()) < 8 * min(least.values())
 
 
 def test_batches_have_as_many_launches_as_asked_for(loaded_runner: VulkanRunner) -> None:
@@ -231,6 +236,16 @@ def test_a_stream_that_outlasts_its_deadline_leaves_the_runner_usable(
         runner.measure(slow, "w", plan)
     runner.release(slow)
     runner.unload("w")
+    scale = job(step("scale"))
+    runner.prepare(scale)
+    deadline = time.monotonic() + 60.0
+    output = None
+    while output is None:
+        assert time.monotonic() < deadline
+        with contextlib.suppress(RunTimeoutError):
+            runner.load("again", operands(), outputs())
+            output = runner.execute(scale, "again").outputs["o"]
+    np.testing.assert_array_equal(output, 2.0 * operands()["a"])
 
 
 class Meterish:
@@ -252,7 +267,8 @@ def test_energy_is_metered_over_launches_back_to_back(
     loaded_runner: VulkanRunner, loop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loaded_runner._measuring, "_observer", Meterish())
-    plan = msgspec.structs.replace(QUICK, energy_ms=60.0)
+    # Long enough for the thread that reads the meter to get its turn on a busy machine.
+    plan = msgspec.structs.replace(QUICK, energy_ms=500.0)
     measured = loaded_runner.measure(loop, "w", plan)
     energy, observed = measured.energy, measured.observed
     assert observed is not None
