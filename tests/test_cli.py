@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import tuner
 from tuner.records import SCHEMA_VERSION
+from tuner.search.interrupts import ONE_S
 
 COMMANDS = (
     "devices",
@@ -302,14 +304,16 @@ def test_figures_of_cpu_drivers_are_said_to_mean_nothing(
 
 
 def test_a_second_run_measures_nothing_again(run_on_device: Run, copied: Path) -> None:
-    before = (only_folder(copied) / "records.jsonl").read_bytes()
+    files = [only_folder(copied) / name for name in ("records.jsonl", "calibrations.jsonl")]
+    before = [file.read_bytes() for file in files]
     second = run_on_device(
         "tune", "--shape", SMALL, "--trials", TRIALS, "--out", copied, "--json"
     ).json()
     assert second["measured"] == 0
     assert second["problems"][0]["ended"] == "met before", "were templates edited meanwhile?"
     assert second["problems"][0]["best"]["state"] == "correct"
-    assert (only_folder(copied) / "records.jsonl").read_bytes() == before
+    assert second["calibration"]["read_gb_s"] > 0
+    assert [file.read_bytes() for file in files] == before
 
 
 def test_live_progress_on_a_terminal(environment: dict[str, str], copied: Path) -> None:
@@ -375,8 +379,10 @@ def test_ctrl_c_keeps_everything_and_exports_the_best(
     ) as process:
         _wait_for_records(tmp_path, process, 3)
         process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)  # As from a wrapper that passes on the terminal's.
         out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
+    assert b"stopping after the trial at work" in err
     assert b"interrupted: run the same command again to go on" in err
     assert b"best-config.json" in out
     assert b"Traceback" not in err
@@ -386,6 +392,31 @@ def test_ctrl_c_keeps_everything_and_exports_the_best(
         "tune", "--shape", SMALL, "--trials", len(lines), "--out", tmp_path, "--json"
     ).json()
     assert again["problems"][0]["trials"] >= len(lines) - 1
+
+
+def test_a_second_ctrl_c_quits_at_once_though_the_device_hangs(
+    environment: dict[str, str], run_on_device: Run, tmp_path: Path
+) -> None:
+    arguments = ("tune", "--shape", SMALL, "--seconds", 300, "--out", tmp_path)
+    with subprocess.Popen(command(arguments), env=environment, stderr=subprocess.PIPE) as process:
+        _wait_for_records(tmp_path, process, 1)
+        (worker,) = psutil.Process(process.pid).children()
+        worker.suspend()
+        assert process.stderr is not None
+        process.send_signal(signal.SIGINT)
+        said = next(line for line in process.stderr if b"stopping after" in line)
+        assert b"Ctrl-C again quits at once" in said
+        time.sleep(ONE_S + 0.5)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    worker.kill()
+    assert process.returncode == 130, err
+    folder = only_folder(tmp_path)
+    assert f"`tuner export {folder}` to export the best so far" in err.decode()
+    assert b"Traceback" not in err
+    assert not (folder / "best-config.json").exists()
+    run_on_device("export", folder, code=0)
+    assert tuner.load_best_config(folder).families
 
 
 def _wait_for_records(out: Path, process: subprocess.Popen[bytes], count: int) -> None:

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,8 @@ from tuner.problems import Problem
 from tuner.records import Record
 from tuner.runner.fake import Call, FakeRunner, Workload
 from tuner.runner.protocol import Job, MeasurePlan
-from tuner.search import RunResult, SamplerName, Settings, Silent, Status, tune
+from tuner.search import Interrupts, RunResult, SamplerName, Settings, Silent, Status, tune
+from tuner.search import interrupts as interrupts_module
 from tuner.search.encoding import Encoding
 from tuner.search.model import make_sampler
 from tuner.search.proposer import Proposer
@@ -106,6 +108,8 @@ def run(
     problems: tuple[Problem, ...] = (PROBLEM,),
     family: Family = TOY,
     progress: Silent | None = None,
+    interrupts: Interrupts | None = None,
+    session: Session | Callable[[], Session] | None = None,
     **settings: Any,
 ) -> RunResult:
     chosen: dict[str, Any] = {"workers": 1, "seed": 3, "trials": 20, **settings}
@@ -116,8 +120,9 @@ def run(
         Records() if store is None else store,
         storage=journal,
         settings=Settings(**chosen),
-        session=Session(name="s", plan=PLAN, read_gb_s=1000.0),
+        session=session or Session(name="s", plan=PLAN, read_gb_s=1000.0),
         progress=progress,
+        interrupts=interrupts,
         render=toy_render,
     )
 
@@ -505,6 +510,54 @@ def test_ctrl_c_finishes_the_trial_and_keeps_everything(journal: Path) -> None:
     assert signal.getsignal(signal.SIGINT) is before
     states = [t.state for t in only_study(journal).trials]
     assert optuna.trial.TrialState.RUNNING not in states
+
+
+def test_signals_close_together_are_one(journal: Path) -> None:
+    class Twice(Interrupting):
+        def trial_started(self, values: Values, status: Status) -> None:
+            super().trial_started(values, status)
+            if len(self.started) == self.at:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    result = run(journal, progress=Twice(3), trials=20)
+    assert result.interrupted
+    assert result.measured == 3
+
+
+def test_a_second_signal_acts_as_usual_after_what_the_caller_wants(
+    monkeypatch: pytest.MonkeyPatch, journal: Path
+) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr(interrupts_module, "ONE_S", 0.0)
+    interrupts = Interrupts(
+        first=lambda: heard.append("first"), second=lambda: heard.append("second")
+    )
+    before = signal.getsignal(signal.SIGINT)
+    with interrupts:
+        result = run(journal, progress=Interrupting(3), trials=20, interrupts=interrupts)
+        assert (result.measured, heard) == (3, ["first"])
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is before
+    assert heard == ["first", "second"]
+
+
+def test_a_session_is_made_only_for_what_is_left_to_measure(journal: Path) -> None:
+    made: list[Session] = []
+
+    def make() -> Session:
+        made.append(Session(name=f"session {len(made)}", plan=PLAN, read_gb_s=1000.0))
+        return made[-1]
+
+    store, problems = Records(), (PROBLEM, toy_problem(1, 64))
+    run(journal, store=store, problems=problems, trials=10, session=make)
+    assert len(made) == 1
+    assert {record.session for record in store.kept} == {"session 0"}
+    assert run(journal, store=store, problems=problems, trials=10, session=make).measured == 0
+    assert len(made) == 1
+    assert run(journal, store=store, problems=problems, trials=12, session=make).measured == 2
+    assert len(made) == 2
+    assert searched(store)[-1].session == "session 1"
 
 
 def test_a_stopped_run_goes_on_where_it_was(journal: Path) -> None:

@@ -5,6 +5,7 @@ Everything goes to standard error, so that results can be piped.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tuner.records import Record
     from tuner.search import ProblemResult, Status
 
+STOPPING = "stopping after the trial at work, then exporting; Ctrl-C again quits at once"
 PLAIN_INTERVAL_S = 5.0
 """Least time between two plain lines."""
 _ENDINGS = {
@@ -34,7 +36,7 @@ class TuneProgress:
     def __init__(self) -> None:
         self._status: Status | None = None
         self._begun = 0.0
-        self._doing, self._over = "", False
+        self._doing, self._over, self._live = "", False, False
         self._display = ExitStack()
         self._refresh: Callable[[], None] = lambda: None
 
@@ -55,7 +57,8 @@ class TuneProgress:
         title += f" · {status.family.name}, {status.legal:,} legal variants"
         self._status, self._begun, self._over = status, time.monotonic(), False
         note(title)
-        display = _live(self._line, self._share) if sys.stderr.isatty() else _plain(self._line)
+        self._live = sys.stderr.isatty()
+        display = _live(self._line, self._share) if self._live else _plain(self._line)
         self._refresh = self._display.enter_context(display)
 
     def trial_started(self, values: Values, status: Status) -> None:
@@ -74,12 +77,20 @@ class TuneProgress:
         self._status, self._doing = status, f"measuring the best {count} again"
         self._refresh()
 
+    def stopping(self) -> None:
+        """Say that a signal was heard; called from its handler, so not by way of any lock."""
+        if self._live:
+            self._doing = STOPPING
+        else:
+            os.write(sys.stderr.fileno(), f"  {STOPPING}\n".encode())
+
     def problem_finished(self, result: ProblemResult) -> None:
         """Close the block; say why the search ended, if not by its budget."""
         finals, self._doing, self._over = self._doing, "", True
         if finals:
             self._refresh()
         self._display.close()
+        self._live = False
         if result.ended not in ("trials", "seconds"):
             why = _ENDINGS.get(result.ended, result.ended)
             note(f"  {why}" + (f": {result.error}" if result.error else ""))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,11 +16,13 @@ from tuner.cli.output import bandwidth, microseconds, note, percent, print_json,
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tuner.cli.progress import TuneProgress
     from tuner.cli.session import Opened
     from tuner.device_info import DeviceInfo
+    from tuner.evaluate import Session
     from tuner.records import Calibration, Record
     from tuner.results import Store
-    from tuner.search import ProblemResult, RunResult, Settings, Task
+    from tuner.search import Interrupts, ProblemResult, RunResult, Settings, Task
 
 CPU_SECONDS, GPU_SECONDS = 30.0, 40.0
 """Seconds for each problem where no budget is given."""
@@ -99,11 +103,11 @@ def tune(
 
     What was found is exported and plotted. A run that was stopped goes on where it was, and nothing
     is measured twice. Ctrl-C ends the search after the trial at work, exports the best so far and
-    exits with 130.
+    exits with 130; a second one quits at once, with everything measured kept.
     """
-    from tuner import calibration as calibrating
-    from tuner.cli.session import open_store, opened, session_name, warn_of_cpu
-    from tuner.search import require_meter
+    from tuner.cli.progress import TuneProgress
+    from tuner.cli.session import open_store, opened, warn_of_cpu
+    from tuner.search import Interrupts, require_meter
 
     choice = options.ProblemChoice(
         shapes=shape,
@@ -128,25 +132,22 @@ def tune(
             info=info,
         )
         require_meter(open_device.runner, settings.objective)
-        with open_store(out, info) as store:
+        progress = TuneProgress()
+        with (
+            open_store(out, info) as store,
+            progress,
+            Interrupts(first=progress.stopping, second=lambda: _quit(store.folder)) as interrupts,
+        ):
             warn_of_cpu(info)
-            note(f"{info.name} ({info.driver}): measuring the read bandwidth")
-            calibration = calibrating.up_to_date(
-                open_device.runner, session_name(), store.calibrations()
-            )
-            store.append_calibration(calibration)
-            if calibration.is_full:
-                note(f"calibrated in full: {calibration.reason}")
-            note(f"read bandwidth {bandwidth(calibration.read_gb_s)} GB/s ({calibration.method})")
             journal = storage or store.folder / STUDIES
-            result = _search(open_device, tasks, store, journal, settings, calibration)
+            result = _search(open_device, tasks, store, journal, settings, progress, interrupts)
             written = _write(store, open_device)
-            folder = store.folder
+            calibration, folder = store.calibration(info.driver), store.folder
     if json:
-        print_json(_as_json(result, calibration, folder, written))
+        print_json(_as_json(result, info, calibration, folder, written))
     else:
         _print_result(result, folder, written)
-    if result.interrupted:
+    if interrupts.asked:
         raise typer.Exit(INTERRUPTED)
     if result.error or written.error or any(each.best is None for each in result.problems):
         raise typer.Exit(1)
@@ -212,39 +213,64 @@ def _search(
     store: Store,
     journal: Path,
     settings: Settings,
-    calibration: Calibration,
+    progress: TuneProgress,
+    interrupts: Interrupts,
 ) -> RunResult:
     from tuner import search
-    from tuner.cli.progress import TuneProgress
+
+    return search.tune(
+        device.runner,
+        device.compiler,
+        tasks,
+        store,
+        storage=journal,
+        settings=settings,
+        session=lambda: _calibrated(device, store),
+        progress=progress,
+        interrupts=interrupts,
+    )
+
+
+def _calibrated(device: Opened, store: Store) -> Session:
+    """A session with the read bandwidth of now, which goes into the store."""
+    from tuner import calibration as calibrating
+    from tuner.cli.session import session_name
     from tuner.evaluate import Session
 
-    session = Session(name=calibration.session, read_gb_s=calibration.read_gb_s)
-    with TuneProgress() as progress:
-        return search.tune(
-            device.runner,
-            device.compiler,
-            tasks,
-            store,
-            storage=journal,
-            settings=settings,
-            session=session,
-            progress=progress,
-        )
+    note(f"{device.info.name} ({device.info.driver}): measuring the read bandwidth")
+    found = calibrating.up_to_date(device.runner, session_name(), store.calibrations())
+    store.append_calibration(found)
+    if found.is_full:
+        note(f"calibrated in full: {found.reason}")
+    note(f"read bandwidth {bandwidth(found.read_gb_s)} GB/s ({found.method})")
+    return Session(name=found.session, read_gb_s=found.read_gb_s)
+
+
+def _quit(folder: Path) -> None:
+    """End this process now. Records are on the disk since they were made, as after `kill -9`; the
+    worker ends with its parent. Called from a signal's handler, so not by way of any lock."""
+    show_cursor = "\n\x1b[?25h" if sys.stderr.isatty() else ""
+    text = (
+        f"{show_cursor}tuner: quit; all that was measured is kept: run the same command again to "
+        f"go on, or `tuner export {folder}` to export the best so far\n"
+    )
+    os.write(sys.stderr.fileno(), text.encode())
+    os._exit(INTERRUPTED)
 
 
 def _write(store: Store, device: Opened) -> _Written:
-    """Export and plot. What cannot be exported is told, not raised: the summary must still come."""
+    """Export, then plot. What cannot be exported is told, not raised: the summary must come."""
     from tuner.cli.report import export_best, save_plots
     from tuner.errors import ResultsError
 
     if not store.records():
         return _Written(error="nothing was measured, so there is nothing to export")
-    plots = tuple(save_plots(store))
+    best_config, error = None, None
     try:
-        exported = export_best(store, device.info, device.compiler)
-    except ResultsError as error:
-        return _Written(plots=plots, error=str(error))
-    return _Written(best_config=exported.path, plots=plots)
+        best_config = export_best(store, device.info, device.compiler).path
+    except ResultsError as refused:
+        error = str(refused)
+    return _Written(best_config=best_config, plots=tuple(save_plots(store)), error=error)
 
 
 def _print_result(result: RunResult, folder: Path, written: _Written) -> None:
@@ -306,11 +332,15 @@ def _priced(result: ProblemResult, record: Record) -> str:
 
 
 def _as_json(
-    result: RunResult, calibration: Calibration, folder: Path, written: _Written
+    result: RunResult,
+    info: DeviceInfo,
+    calibration: Calibration | None,
+    folder: Path,
+    written: _Written,
 ) -> dict[str, object]:
     return {
-        "device": calibration.device,
-        "driver": calibration.driver,
+        "device": info.name,
+        "driver": info.driver,
         "calibration": calibration,
         "interrupted": result.interrupted,
         "error": result.error or written.error,

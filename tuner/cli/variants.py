@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def find_device(selector: str | None) -> DeviceInfo:
-    """The snapshot of the device that is meant; it is opened only where it must be probed.
+    """The snapshot of the device that is meant; it is opened only where it must be probed, which a
+    worker process does.
 
     Raises:
         NoDeviceError: no driver, or none or several devices that match.
@@ -26,12 +27,10 @@ def find_device(selector: str | None) -> DeviceInfo:
     if not info.cooperative_matrix:
         return info
     # What is legal depends on the element mapping of its matrices, which only kernels can tell.
-    from contextlib import closing
+    from tuner.cli.session import opened
 
-    from tuner.runner.vulkan import VulkanRunner
-
-    with closing(VulkanRunner(selector)) as runner:
-        return runner.info
+    with opened(selector) as device:
+        return device.info
 
 
 def starting_variant(family: Family, problem: Problem, device: DeviceInfo) -> Values:

@@ -1,5 +1,6 @@
 """The search for the best variant: Optuna's samplers over legal spaces, budgets, resumption."""
 
+from tuner.search.interrupts import Interrupts
 from tuner.search.objective import OBJECTIVES, Objective, require_meter
 from tuner.search.run import Task, tune
 from tuner.search.settings import (
@@ -18,6 +19,7 @@ __all__ = [
     "OBJECTIVES",
     "SAMPLERS",
     "Ending",
+    "Interrupts",
     "Objective",
     "ProblemResult",
     "Progress",

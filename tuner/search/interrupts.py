@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
+
+ONE_S = 1.0
+"""Signals so close to each other are one: programs that start others pass on a Ctrl-C which the
+terminal has sent to all of them."""
 
 
 class Interrupts:
@@ -13,20 +19,24 @@ class Interrupts:
 
     So the trial on the device ends properly, and what is under way can be put away. Outside the
     main thread, where Python gives no signals, it does nothing.
+
+    Args:
+        first, second: what else to do, in the main thread but wherever that is: `first` at the
+            first signal, `second` at the second, before that acts.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, first: Callable[[], None] | None = None, second: Callable[[], None] | None = None
+    ) -> None:
+        self._first, self._second = first, second
         self._asked = threading.Event()
+        self._asked_at = 0.0
         self._before: dict[int, Any] = {}
 
     @property
     def asked(self) -> bool:
         """Whether the run shall stop."""
         return self._asked.is_set()
-
-    def ask(self) -> None:
-        """Stop the run as a signal would."""
-        self._asked.set()
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -42,9 +52,17 @@ class Interrupts:
     ) -> None:
         self._restore()
 
-    def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        self._asked.set()
-        self._restore()
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if not self.asked:
+            self._asked.set()
+            self._asked_at = time.monotonic()
+            if self._first is not None:
+                self._first()
+        elif time.monotonic() - self._asked_at > ONE_S:
+            if self._second is not None:
+                self._second()
+            self._restore()
+            signal.raise_signal(number)
 
     def _restore(self) -> None:
         while self._before:

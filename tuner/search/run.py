@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,8 +45,9 @@ def tune(
     *,
     storage: Path,
     settings: Settings,
-    session: Session | None = None,
+    session: Session | Callable[[], Session] | None = None,
     progress: Progress | None = None,
+    interrupts: Interrupts | None = None,
     render: Render = templates.render,
 ) -> RunResult:
     """Search the best variant of each (family, problem), one after the other.
@@ -56,6 +57,9 @@ def tune(
     SIGINT and SIGTERM end the run after the trial that has the device; the result then says
     `interrupted`. A problem that does not fit, or a lost device, is reported in the result.
 
+    `session` may be what makes it, by a calibration say: called before the first problem on which
+    earlier runs have left something to do. `interrupts` that are given are open already.
+
     Raises:
         UsageError: no tasks, the sampler needs a package that is missing, or the objective a meter.
         ResultsError: records or studies cannot be kept; what was kept so far is intact.
@@ -64,14 +68,16 @@ def tune(
         raise UsageError("nothing to tune: give at least one problem")
     require_meter(runner, settings.objective)
     started = time.monotonic()
-    with contextlib.closing(open_storage(storage)) as journal, Interrupts() as interrupts:
+    with contextlib.ExitStack() as stack:
+        journal = stack.enter_context(contextlib.closing(open_storage(storage)))
+        interrupts = interrupts or stack.enter_context(Interrupts())
         run = _Run(
             runner=runner,
             compiler=compiler,
             store=store,
             storage=journal,
             settings=settings,
-            session=_metered(session or Session(), settings),
+            make_session=session if callable(session) else lambda: session or Session(),
             progress=progress or Silent(),
             render=render,
             problems=len(tasks),
@@ -102,10 +108,11 @@ class _Run:
     store: RecordStore
     storage: Storage
     settings: Settings
-    session: Session
+    make_session: Callable[[], Session]
     progress: Progress
     render: Render
     problems: int
+    session: Session | None = None
     spent_seconds: float = 0.0
     results: list[ProblemResult] = field(default_factory=list)
     cases: dict[str, ResidentCases] = field(default_factory=dict)
@@ -138,6 +145,10 @@ class _Run:
             find=self.store.find,
             objective=objective,
         )
+        budget = self._share(index)
+        if self.session is None and not log.covers(budget):
+            self.session = _metered(self.make_session(), self.settings)
+            tally.begun = time.monotonic()
         turn = Turn(
             evaluator=self._evaluator(family, problem),
             variants=variants,
@@ -147,7 +158,7 @@ class _Run:
             settings=self.settings,
             tally=tally,
             progress=self.progress,
-            budget=self._share(index),
+            budget=budget,
         )
         turn.take_stock(self._seconds_left(index))
         self.progress.problem_started(tally.status())

@@ -192,6 +192,10 @@ class StudyLog:
         self.seconds += seconds
         self._note(_SECONDS, self.seconds)
 
+    def covers(self, budget: Covered) -> bool:
+        """Whether earlier runs have done all that the budget allows."""
+        return self.covered is not None and self.covered.covers(budget)
+
     def cover(self, covered: Covered) -> None:
         """Note that the study was searched to the end of a budget."""
         self.covered = covered

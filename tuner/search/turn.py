@@ -73,7 +73,7 @@ class Turn:
         Raises:
             ResultsError: records or studies cannot be kept.
         """
-        if self.log.covered is not None and self.log.covered.covers(self.budget):
+        if self.log.covers(self.budget):
             return self.tally.result("met before")
         try:
             self._start_points(neighbours)
