@@ -118,6 +118,11 @@ BLOCKS = (
         "VK_KHR_workgroup_memory_explicit_layout",
     ),
     FeatureBlock("VkPhysicalDeviceFaultFeaturesEXT", ("deviceFault",), "VK_EXT_device_fault"),
+    FeatureBlock(
+        "VkPhysicalDevicePipelineRobustnessFeaturesEXT",
+        ("pipelineRobustness",),
+        "VK_EXT_pipeline_robustness",
+    ),
 )
 
 CORE_FIELDS = ("shaderInt16", "shaderInt64")

@@ -212,6 +212,7 @@ def _subgroups(blocks: dict[str, Any], features: Features) -> dict[str, Any]:
         ),
         "subgroup_size_control": control,
         "compute_full_subgroups": features["computeFullSubgroups"],
+        "pipeline_robustness": features["pipelineRobustness"],
     }
 
 

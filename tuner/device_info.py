@@ -98,6 +98,8 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     subgroup_operations: tuple[SubgroupOperation, ...] = ()
     subgroup_size_control: bool = False
     compute_full_subgroups: bool = False
+    pipeline_robustness: bool = False
+    """Pipelines may be made without the bounds checks that a driver adds by itself."""
 
     # arithmetic and storage
     storage_8bit: bool = False

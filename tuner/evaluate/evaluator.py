@@ -135,9 +135,8 @@ class Evaluator:
         try:
             built = compile_passes(self.family, draft.candidate, draft.passes, compiler)
             statistics = making.add(built)
-            values = self.family.validation_values(draft.candidate)
-            cases = self._legal_cases(values)
-            for case in cases:
+            cases = self._legal_cases(draft.candidate)
+            for case, values in cases.items():
                 candidate = Candidate(values, case.problem, self._info)
                 passes = _render(self.family, candidate, self._cases.scalars(case), draft.render)
                 making.add(compile_passes(self.family, candidate, passes, compiler))
@@ -299,12 +298,16 @@ class Evaluator:
     def _resident_cases(self) -> tuple[ResidentCase, ...]:
         return self._cases.use(self._validation_cases)
 
-    def _legal_cases(self, values: Values) -> tuple[ValidationCase, ...]:
-        return tuple(
-            case
-            for case in self._validation_cases
-            if not reasons(self.family, values, case.problem, self._info)
-        )
+    def _legal_cases(self, candidate: Candidate) -> dict[ValidationCase, Values]:
+        """The cases on which the variant is legal, each with the values it has there."""
+        values = {
+            case: self.family.validation_values(candidate, case) for case in self._validation_cases
+        }
+        return {
+            case: chosen
+            for case, chosen in values.items()
+            if not reasons(self.family, chosen, case.problem, self._info)
+        }
 
     def _judge(self, runs: Iterable[tuple[_Judged, Job]], draft: Draft) -> Findings:
         """Launch and judge one after the other, up to the first that fails."""

@@ -84,7 +84,9 @@ class Binding:
     @property
     def access(self) -> str:
         """The GLSL memory qualifier."""
-        return {"input": "readonly", "counter": "coherent"}.get(self.role, "")
+        return {"input": "readonly", "scratch": "coherent", "counter": "coherent"}.get(
+            self.role, ""
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,9 +214,9 @@ class Family:
     """How a candidate is launched on other lengths, for exports; None: only as it was measured."""
     scalars: Callable[[Any], dict[str, int | float]] | None = None
     """The scalars of a problem's operands for timing, without making these; None: make them."""
-    validated_as: Callable[[Candidate], Values] | None = None
-    """The values under which a candidate is launched on the validation cases: the very same
-    kernels, where its own values would choose others for problems that small. None: its own."""
+    validated_as: Callable[[Candidate, ValidationCase], Values] | None = None
+    """The values under which a candidate is launched on a validation case: the very same kernels,
+    where its own values would choose others for problems that small. None: its own."""
 
     @property
     def kind(self) -> str:
@@ -227,9 +229,9 @@ class Family:
             return self.scalars(problem)
         return self.operands(problem, "timing", 0).scalars
 
-    def validation_values(self, candidate: Candidate) -> Values:
-        """The values under which a legal candidate is launched on the validation cases."""
-        return candidate.values if self.validated_as is None else self.validated_as(candidate)
+    def validation_values(self, candidate: Candidate, case: ValidationCase) -> Values:
+        """The values under which a legal candidate is launched on a validation case."""
+        return candidate.values if self.validated_as is None else self.validated_as(candidate, case)
 
     def parameter(self, name: str) -> Parameter:
         """The parameter of that name.

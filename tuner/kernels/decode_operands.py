@@ -138,6 +138,7 @@ def timing_scalars(problem: PagedDecodeProblem) -> dict[str, int | float]:
         "softmax_scale": softmax_scale(problem.head_size),
         "num_kv_heads": problem.kv_heads,
         "num_heads": problem.query_heads,
+        "num_sequences": problem.sequences,
     }
 
 

@@ -11,6 +11,7 @@ import functools
 from tuner.device_info import DeviceInfo, Fragment, MatrixLayout
 from tuner.kernels.base import Candidate, Constraint, Values
 from tuner.kernels.fragments import FragmentPlan, fragment_plan
+from tuner.kernels.index_maps import index_map
 from tuner.kernels.lane_decode import row_words
 
 SHAPES = ("16x8x16", "16x16x16", "8x8x8", "8x8x16", "8x16x16", "16x8x8")
@@ -19,8 +20,10 @@ MAX_LANE_WORDS = 240
 """32-bit words of accumulators and codes one lane may hold: GPUs give it 128 to 256."""
 WEIGHT_PADDING = 8
 """Added to each head's row of weights in shared memory: its rows start in different banks."""
-MERGED_HEADS = 4
-"""Query heads that subgroups merge at a time: more would need more shared memory than the tiles."""
+MERGED_ELEMENTS = 16
+"""Elements of a lane that subgroups merge at a time: a tile of rows of 128 has room for so many."""
+AHEAD: dict[object, tuple[str, ...]] = {"none": (), "keys": ("key",), "all": ("key", "value")}
+"""Which loads are issued a round ahead, for each value of `prefetch`."""
 LAG = 8
 """How far, in powers of two, the reference of the softmax may lag behind the maximum."""
 
@@ -43,10 +46,12 @@ def granule(c: Candidate) -> int:
 def constants(c: Candidate) -> dict[str, object]:
     """What the template of the attend pass needs beside the parameters."""
     layout = _required_layout(c)
+    scores, plan = _score_layout(c) or layout, _required_plan(c)
     rows, columns, elements = _score_elements(layout.c)
     return {
-        "plan": _required_plan(c),
-        "scores": _score_layout(c) or layout,
+        "plan": plan,
+        "maps": _maps(plan, scores.c),
+        "scores": scores,
         "outputs": layout,
         "tile_rows": layout.shape.m,
         "tile_columns": layout.shape.n,
@@ -58,9 +63,27 @@ def constants(c: Candidate) -> dict[str, object]:
         "row_words": row_words(c.problem.head_size),
         "shared_words": _pool_words(c),
         "padding": WEIGHT_PADDING,
-        "merged_heads": _merged_heads(c),
+        "ahead": AHEAD[c["prefetch"]],
         "slack": LAG if c["rescale"] == "lagging" else 0,
     }
+
+
+def _maps(plan: FragmentPlan, scores: Fragment) -> dict[str, str]:
+    """The plan's tables as functions of the template, by name: expressions of their argument i."""
+    tables = {
+        "key_word": plan.key_word,
+        "value_word": plan.value_word,
+        "query_dim": plan.query_dims,
+        "output_dim": plan.output_dims,
+        "tile_token": plan.tokens,
+        "score_row": scores.lane_row,
+        "score_column": scores.lane_column,
+        "element_row": scores.element_row,
+        "element_column": scores.element_column,
+    }
+    tables |= {f"key_token_{n}": tokens for n, tokens in enumerate(plan.key_tokens)}
+    tables |= {f"value_token_{n}": tokens for n, tokens in enumerate(plan.value_tokens)}
+    return {name: index_map(table) for name, table in tables.items()}
 
 
 def _layout(values: Values, device: DeviceInfo) -> MatrixLayout | None:
@@ -151,14 +174,9 @@ def sharing_masks(lane_base: tuple[int, ...]) -> tuple[int, ...]:
 
 def _pool_words(c: Candidate) -> int:
     """Words of the shared array of rows and, later, of the merge of subgroups."""
-    head_size = c.problem.head_size
     tokens = _tile_rows(c) * c["tiles_unrolled"]
-    rows = tokens * row_words(head_size) if staged(c.values) else 0
-    return int(c["subgroups"] * max(rows, _merged_heads(c) * (head_size + 2)))
-
-
-def _merged_heads(c: Candidate) -> int:
-    return min(MERGED_HEADS, int(c.problem.group))
+    rows = tokens * row_words(c.problem.head_size) if staged(c.values) else 0
+    return int(c["subgroups"] * max(rows, MERGED_ELEMENTS * c["subgroup_size"]))
 
 
 def _check_features(c: Candidate) -> str | None:
@@ -225,7 +243,7 @@ def _check_registers(c: Candidate) -> str | None:
     words = len(plan.key_tokens) * len(plan.key_slots)
     words += len(plan.value_tokens) * len(plan.value_slots)
     quads = -(-_tile_rows(c) * row_words(c.problem.head_size) // (4 * c["subgroup_size"]))
-    ahead = 2 * 4 * quads * c["prefetch"]
+    ahead = 4 * quads * len(AHEAD[c["prefetch"]])
     total = accumulators + (words + ahead) * c["tiles_unrolled"]
     if total > MAX_LANE_WORDS:
         return (
@@ -241,7 +259,9 @@ def _check_shared_memory(c: Candidate) -> str | None:
     heads = _head_tiles(c) * int(str(c["matrix_shape"]).split("x")[1])
     tokens = _tile_rows(c) * c["tiles_unrolled"] + WEIGHT_PADDING
     weights = 2 * c["subgroups"] * heads * tokens if c["exchange"] == "shared" else 0
-    needed = 4 * _pool_words(c) + weights + heads * (2 * c.problem.head_size + 4) + 16
+    statistics = 8 * heads * (c["subgroups"] + 1)
+    queries = heads * (2 * c.problem.head_size + 4)
+    needed = 4 * _pool_words(c) + weights + queries + statistics + 32
     if needed > c.device.max_shared_memory_bytes:
         return (
             f"needs {needed} bytes of shared memory, the device has "

@@ -20,10 +20,18 @@ from tuner.kernels.base import (
     Parameter,
     Pass,
     PushField,
+    ValidationCase,
     Values,
 )
 from tuner.kernels.decode_operands import make_operands, timing_scalars, validation_cases
-from tuner.kernels.splits import MANY_PARTS, POLICIES, SplitPlan, split_plan
+from tuner.kernels.splits import (
+    FEW_SHARES,
+    MANY_PARTS,
+    POLICIES,
+    SplitPlan,
+    split_plan,
+    workgroups_dealt,
+)
 from tuner.oracle import decode_reference, sampled_decode_reference
 from tuner.problems import PagedDecodeProblem
 
@@ -79,8 +87,8 @@ PARAMETERS = (
     ),
     Parameter(
         name="prefetch",
-        values=(0, 1),
-        help="1: the loads of the next tiles are issued before the present ones are computed",
+        values=("none", "keys", "all"),
+        help="loads of the next tiles that are issued before the present ones are computed",
         used=matrix.staged,
     ),
     Parameter(
@@ -135,35 +143,55 @@ PARAMETERS = (
     Parameter(
         name="split",
         values=POLICIES,
-        help="how the context is cut: none, count:N parts, parts of tokens:N, or device:N "
-        "workgroups per compute unit",
+        help="how the work is cut: none (a workgroup for each sequence and KV head), count:N times "
+        "as many, parts of tokens:N, or device:N workgroups per compute unit",
         used=_split_t,
     ),
     Parameter(
         name="combine_slices",
         values=(1, 2, 4, 8),
         help="parts into which the combine pass deals out the splits of a query head",
-        used=lambda values: _split_t(values) and values["split"] != "none",
+        used=lambda values: lanes.by_lanes(values) and values["split"] != "none",
     ),
 )
 
 
-def _granule(c: Candidate) -> int:
-    """Tokens one workgroup takes a step."""
-    return matrix.granule(c) if matrix.by_matrix(c.values) else lanes.granule(c)
-
-
 def _plan(c: Candidate) -> SplitPlan:
+    """How a strategy that cuts contexts does so; the others do not."""
     problem: PagedDecodeProblem = c.problem
-    if c["strategy"] == "baseline":
+    if not lanes.by_lanes(c.values):
         return SplitPlan(1, max(1, problem.context))
     return split_plan(
         c["split"],
         context=problem.context,
         workgroups=problem.sequences * problem.kv_heads,
         compute_units=c.device.compute_units,
-        granule=_granule(c),
+        granule=lanes.granule(c),
     )
+
+
+def _dealt(c: Candidate) -> int:
+    """Workgroups among which the strategy matrix deals out the work."""
+    problem: PagedDecodeProblem = c.problem
+    return workgroups_dealt(
+        c["split"],
+        tokens=int(problem.context_lens().sum(dtype="int64")) * problem.kv_heads,
+        pairs=problem.sequences * problem.kv_heads,
+        compute_units=c.device.compute_units,
+    )
+
+
+def _groups(c: Candidate) -> dict[str, tuple[int, int, int]]:
+    """The workgroup counts of each pass."""
+    problem: PagedDecodeProblem = c.problem
+    per_head = (problem.query_heads, problem.sequences, 1)
+    if c["strategy"] == "baseline":
+        return {"baseline": per_head}
+    if matrix.by_matrix(c.values):
+        return {"attend": (_dealt(c), 1, 1)}
+    plan = _plan(c)
+    attend = {"attend": (plan.parts, problem.kv_heads, problem.sequences)}
+    return attend | ({"combine": per_head} if plan.combined else {})
 
 
 def _check_switches(c: Candidate) -> str | None:
@@ -193,13 +221,6 @@ def _check_subgroups(c: Candidate) -> str | None:
     return None
 
 
-def _check_groups(c: Candidate) -> str | None:
-    groups, limit = c.problem.sequences, c.device.max_workgroup_count[2]
-    if groups > limit:
-        return f"{groups} sequences, the device allows {limit} workgroups in z"
-    return None
-
-
 def _check_subgroup_size(c: Candidate) -> str | None:
     size, device = c["subgroup_size"], c.device
     if c["strategy"] == "baseline" or size == device.subgroup_size:
@@ -226,22 +247,40 @@ def _check_workgroup(c: Candidate) -> str | None:
 
 def _check_split(c: Candidate) -> str | None:
     if c["strategy"] == "baseline":
-        return None
+        return _check_groups(c)
     policy = c["split"]
     if policy.startswith("device:") and c.device.compute_units is None:
         return f"{policy} needs the number of compute units, which this driver does not tell"
-    parts = _plan(c).parts
+    pairs = c.problem.sequences * c.problem.kv_heads
+    parts = -(-_dealt(c) // pairs) if matrix.by_matrix(c.values) else _plan(c).parts
     if parts > MAX_SPLITS:
         return f"{policy} makes {parts} splits, the limit is {MAX_SPLITS}"
+    return _check_groups(c)
+
+
+def _check_groups(c: Candidate) -> str | None:
+    for name, groups in _groups(c).items():
+        for axis, count, limit in zip("xyz", groups, c.device.max_workgroup_count, strict=True):
+            if count > limit:
+                return f"{count} workgroups in {axis} ({name}), the device allows {limit}"
     return None
 
 
 def _check_combine(c: Candidate) -> str | None:
-    if c["split"] == "none":
+    if not lanes.by_lanes(c.values) or c["split"] == "none":
         return None
-    threads, limit = c.problem.head_size // 4 * c["combine_slices"], c.device
-    if threads > limit.max_workgroup_invocations:
-        return f"{threads} threads to combine, the device allows {limit.max_workgroup_invocations}"
+    columns, slices, device = c.problem.head_size // 4, c["combine_slices"], c.device
+    limit = min(device.max_workgroup_invocations, device.max_workgroup_size[0])
+    if columns * slices > limit:
+        return f"{columns * slices} threads to combine, the device allows {limit}"
+    if slices > device.max_workgroup_size[1]:
+        return f"{slices} slices to combine, the device allows {device.max_workgroup_size[1]}"
+    needed = (16 * columns + 8) * slices if slices > 1 else 0
+    if needed > device.max_shared_memory_bytes:
+        return (
+            f"needs {needed} bytes of shared memory to combine, the device has "
+            f"{device.max_shared_memory_bytes}"
+        )
     return None
 
 
@@ -249,7 +288,6 @@ CONSTRAINTS = (
     Constraint(needs=(), check=_check_switches),
     Constraint(needs=("strategy",), check=_check_head_size),
     Constraint(needs=("strategy",), check=_check_subgroups),
-    Constraint(needs=("strategy",), check=_check_groups),
     Constraint(needs=("strategy", "subgroup_size"), check=_check_subgroup_size),
     Constraint(needs=("strategy", "subgroup_size", "subgroups"), check=_check_workgroup),
     *lanes.CONSTRAINTS,
@@ -257,7 +295,7 @@ CONSTRAINTS = (
     Constraint(
         needs=(*lanes.GRANULE_NEEDS, "matrix_shape", "tiles_unrolled", "split"), check=_check_split
     ),
-    Constraint(needs=("split", "combine_slices"), check=_check_combine),
+    Constraint(needs=("strategy", "split", "combine_slices"), check=_check_combine),
 )
 
 BINDINGS = (
@@ -270,6 +308,8 @@ BINDINGS = (
     Binding(name="attention", buffer="out", element="float", role="output"),
     Binding(name="key_quads", buffer="key_cache", element="uvec4", role="input"),
     Binding(name="value_quads", buffer="value_cache", element="uvec4", role="input"),
+    Binding(name="partial_quads", buffer="partials", element="vec4", role="scratch"),
+    Binding(name="counters", buffer="counters", element="uint", role="counter"),
 )
 
 PUSH_FIELDS = (
@@ -281,6 +321,7 @@ PUSH_FIELDS = (
     PushField(name="num_splits", type="uint"),
     PushField(name="tokens_per_split", type="uint"),
     PushField(name="softmax_scale", type="float"),
+    PushField(name="num_sequences", type="uint"),
 )
 
 
@@ -296,43 +337,34 @@ def _arithmetic(values: Values) -> ArithmeticClass:
 
 def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...]:
     problem: PagedDecodeProblem = c.problem
-    plan = _plan(c)
+    plan, groups = _plan(c), _groups(c)
     push = {field.name: scalars[field.name] for field in PUSH_FIELDS if field.name in scalars}
     push |= {"num_splits": plan.parts, "tokens_per_split": plan.tokens}
     shape = {
         "head_size": problem.head_size,
         "block_size": problem.block_size,
         "group": problem.group,
-        "splits": plan.combined,
     }
-    if c["strategy"] == "baseline":
-        groups = (problem.query_heads, problem.sequences, 1)
-        return (
-            Pass(
-                name="baseline",
-                constants=shape | {"threads": BASELINE_THREADS},
-                push=push,
-                groups=groups,
-                subgroup_size=None,
-            ),
+    constants: dict[str, Mapping[str, object]] = {
+        "baseline": {"threads": BASELINE_THREADS},
+        "combine": {"slices": c["combine_slices"]},
+    }
+    if matrix.by_matrix(c.values):
+        push |= {"num_splits": groups["attend"][0], "tokens_per_split": 0}
+        constants["attend"] = matrix.constants(c)
+    elif lanes.by_lanes(c.values):
+        constants["attend"] = {**lanes.constants(c), "splits": plan.combined}
+    sized = c["subgroup_size"] if c.device.subgroup_size_control else None
+    return tuple(
+        Pass(
+            name=name,
+            constants={**shape, **constants[name]},
+            push=push,
+            groups=count,
+            subgroup_size=sized if name == "attend" else None,
         )
-    attend = Pass(
-        name="attend",
-        constants=shape | (matrix if matrix.by_matrix(c.values) else lanes).constants(c),
-        push=push,
-        groups=(plan.parts, problem.kv_heads, problem.sequences),
-        subgroup_size=c["subgroup_size"] if c.device.subgroup_size_control else None,
+        for name, count in groups.items()
     )
-    if not plan.combined:
-        return (attend,)
-    combine = Pass(
-        name="combine",
-        constants=shape | {"slices": c["combine_slices"]},
-        push=push,
-        groups=(problem.query_heads, problem.sequences, 1),
-        subgroup_size=None,
-    )
-    return (attend, combine)
 
 
 def _dispatch(c: Candidate) -> DispatchRule:
@@ -345,10 +377,22 @@ def _dispatch(c: Candidate) -> DispatchRule:
             text="one workgroup per query head and sequence walks the whole context",
         )
     units = c.device.compute_units
-    facts = {"granule_tokens": _granule(c)} | ({} if units is None else {"compute_units": units})
+    facts = {} if units is None else {"compute_units": units}
+    if matrix.by_matrix(c.values):
+        return DispatchRule(
+            policy=str(c["split"]),
+            facts=facts,
+            groups={"attend": ("num_splits", "1", "1")},
+            text="any number of workgroups is right, they deal out all tokens evenly; num_splits is "
+            "that number, by the policy pairs for none, N * pairs for count:N, N * compute_units "
+            "for device:N, ceil(kv_heads * sum of context_lens / N) for tokens:N, where pairs = "
+            "sequences * kv_heads; the buffer partials needs 4 * (pairs + num_splits) * "
+            "(query_heads / kv_heads) * (head_size + 4) bytes, counters 4 * pairs bytes that are "
+            "zero before the first launch (every launch leaves them zero)",
+        )
     return DispatchRule(
         policy=str(c["split"]),
-        facts=facts,
+        facts={"granule_tokens": lanes.granule(c)} | facts,
         groups={"attend": ("num_splits", "kv_heads", "sequences"), "combine": per_head},
         text="wanted = 1 for none, N for count:N, ceil(context / N) for tokens:N, "
         "floor(N * compute_units / (sequences * kv_heads)) for device:N, at least 1, where context "
@@ -360,21 +404,29 @@ def _dispatch(c: Candidate) -> DispatchRule:
     )
 
 
-def _validated_as(c: Candidate) -> Values:
-    """The same kernels on contexts of up to a thousand tokens, cut as often as may be."""
-    if c["strategy"] == "baseline":
-        return c.values
-    if _plan(c).combined:
+def _validated_as(c: Candidate, case: ValidationCase) -> Values:
+    """The same kernels on contexts of up to a thousand tokens.
+
+    Kernels of several splits are cut as often as may be. Those that are dealt the work have few
+    workgroups on most cases, so that each goes through several rounds and sequences, and many on
+    the case of a single sequence, so that several parts are joined.
+    """
+    if matrix.by_matrix(c.values):
+        return {**c.values, "split": MANY_PARTS if case.name == "single" else FEW_SHARES}
+    if lanes.by_lanes(c.values) and _plan(c).combined:
         return {**c.values, "split": MANY_PARTS}
     return {**c.values, "split": "none", "combine_slices": 1}
 
 
 def _scratch_bytes(c: Candidate) -> dict[str, int]:
-    plan, problem = _plan(c), c.problem
-    if not plan.combined:
-        return {"partials": 4}
-    rows = problem.sequences * problem.query_heads * plan.parts
-    return {"partials": 4 * rows * (problem.head_size + 2)}
+    problem: PagedDecodeProblem = c.problem
+    plan = _plan(c)
+    if matrix.by_matrix(c.values):
+        pairs = problem.sequences * problem.kv_heads
+        rows = (pairs + _dealt(c)) * problem.group
+        return {"partials": 4 * rows * (problem.head_size + 4), "counters": 4 * pairs}
+    rows = problem.sequences * problem.query_heads * plan.parts if plan.combined else 0
+    return {"partials": max(16, 4 * rows * (problem.head_size + 2)), "counters": 4}
 
 
 def _bytes_moved(problem: PagedDecodeProblem) -> int:
@@ -403,11 +455,14 @@ STARTS = tuple(
         exchange=exchange,
         tiles_unrolled=1,
         split=split,
-        combine_slices=8,
     )
     for size, shape in ((32, "16x8x16"), (32, "16x16x16"), (64, "16x16x16"), (8, "8x8x8"))
     for exchange in ("convert", "shared")
-    for subgroups, prefetch, split in ((12, 1, "device:1"), (8, 0, "device:2"), (4, 0, "device:4"))
+    for subgroups, prefetch, split in (
+        (12, "all", "device:1"),
+        (8, "none", "device:2"),
+        (4, "none", "device:4"),
+    )
 ) + tuple(
     _start(
         strategy=strategy,

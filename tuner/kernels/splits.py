@@ -1,7 +1,9 @@
-"""Split policies: into how many parts a context is cut, as a rule an engine can evaluate too.
+"""Split policies: how the tokens of a batch are cut, as a rule an engine can evaluate too.
 
-A policy is a string, so that it can be a parameter value and stand in an export as it is. It says
-how many parts are wanted; what comes of it is then
+A policy is a string, so that it can be a parameter value and stand in an export as it is. Some
+kernels deal the tiles of all sequences out evenly to however many workgroups are launched; for them
+it says how many (`workgroups_dealt`). For the others it says into how many parts the context is to
+be cut (`split_plan`); what comes of it is then
 
     tokens_per_split = roundup(ceil(context / wanted), granule)
     num_splits = ceil(context / tokens_per_split)
@@ -44,8 +46,25 @@ POLICIES = (
 )
 
 
+FEW_SHARES = "tokens:2048"
+"""The policy that makes few workgroups of a batch of short sequences."""
 MANY_PARTS = "count:16"
 """The policy that cuts contexts of a thousand tokens into several parts with almost any granule."""
+
+
+def workgroups_dealt(policy: str, *, tokens: int, pairs: int, compute_units: int | None) -> int:
+    """How many workgroups share the work, for kernels that deal it out evenly.
+
+    ``none`` means one for each of the `pairs` of sequence and KV head, ``count:N`` N times as many,
+    ``tokens:N`` one for every N of the `tokens` of all pairs, ``device:N`` N per compute unit.
+    `compute_units` may be None only where the policy is not ``device:N``.
+    """
+    kind, _, argument = policy.partition(":")
+    if kind == "tokens":
+        return max(1, -(-tokens // int(argument)))
+    if kind == "device":
+        return int(argument) * (compute_units or 1)
+    return pairs * (int(argument) if argument else 1)
 
 
 class SplitPlan(NamedTuple):

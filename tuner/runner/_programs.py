@@ -129,17 +129,27 @@ class Programs:
 
     def _make_pipeline(self, key: ProgramKey, module: Any, layout: Any) -> Any:
         info, vk = self._device.info, _vk.binding
-        stage_flags, following = 0, _vk.NULL
+        stage_flags, following = 0, []
+        if info.pipeline_robustness:
+            # Some drivers check every access though no robust access was asked for.
+            off = vk.VK_PIPELINE_ROBUSTNESS_BUFFER_BEHAVIOR_DISABLED_EXT
+            following.append(
+                _vk.struct(
+                    "VkPipelineRobustnessCreateInfoEXT", storageBuffers=off, uniformBuffers=off
+                )
+            )
         if key.subgroup_size is not None:
-            following = _vk.struct(
-                "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo",
-                requiredSubgroupSize=key.subgroup_size,
+            following.append(
+                _vk.struct(
+                    "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo",
+                    requiredSubgroupSize=key.subgroup_size,
+                )
             )
             if info.compute_full_subgroups and local_size_x(key.spirv) % key.subgroup_size == 0:
                 stage_flags = _REQUIRE_FULL_SUBGROUPS
         stage = _vk.struct(
             "VkPipelineShaderStageCreateInfo",
-            pNext=following,
+            pNext=_vk.chain(following),
             flags=stage_flags,
             stage=COMPUTE_STAGE,
             module=module,
