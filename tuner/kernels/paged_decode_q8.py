@@ -249,7 +249,9 @@ def _check_split(c: Candidate) -> str | None:
     if c["strategy"] == "baseline":
         return _check_groups(c)
     policy = c["split"]
-    if policy.startswith("device:") and c.device.compute_units is None:
+    if policy.startswith("fit:") and lanes.by_lanes(c.values):
+        return f"{policy} is for kernels that deal out the work, {c['strategy']} cuts contexts"
+    if policy.startswith(("device:", "fit:")) and c.device.compute_units is None:
         return f"{policy} needs the number of compute units, which this driver does not tell"
     pairs = c.problem.sequences * c.problem.kv_heads
     parts = -(-_dealt(c) // pairs) if matrix.by_matrix(c.values) else _plan(c).parts
@@ -383,8 +385,8 @@ def _dispatch(c: Candidate) -> DispatchRule:
             policy=str(c["split"]),
             facts=facts,
             groups={"attend": ("num_splits", "1", "1")},
-            text="any number of workgroups is right, they deal out all tokens evenly; num_splits is "
-            "that number, by the policy pairs for none, N * pairs for count:N, N * compute_units "
+            text="any number of workgroups is right, they deal out all tokens evenly; num_splits "
+            "is that number, by the policy pairs for none, N * pairs for count:N, N * compute_units "
             "for device:N, ceil(kv_heads * sum of context_lens / N) for tokens:N, where pairs = "
             "sequences * kv_heads; the buffer partials needs 4 * (pairs + num_splits) * "
             "(query_heads / kv_heads) * (head_size + 4) bytes, counters 4 * pairs bytes that are "

@@ -13,7 +13,8 @@ where the context is the longest of the batch and at least 1, and wanted is at l
 * ``none``: 1, a workgroup walks the whole context;
 * ``count:N``: N;
 * ``tokens:N``: ceil(context / N), so that equal parts come out of about N tokens;
-* ``device:N``: floor(N * compute units / (sequences * KV heads)).
+* ``device:N``: floor(N * compute units / (sequences * KV heads));
+* ``fit:N``: for the former kernels only.
 
 Kernels come in two kinds: those that leave partial results for a combine pass, and those that write
 the output themselves. ``count:N`` always means the former, even where a context is too short to be
@@ -43,6 +44,10 @@ POLICIES = (
     "device:4",
     "device:6",
     "device:8",
+    "fit:1",
+    "fit:2",
+    "fit:3",
+    "fit:4",
 )
 
 
@@ -57,9 +62,16 @@ def workgroups_dealt(policy: str, *, tokens: int, pairs: int, compute_units: int
 
     ``none`` means one for each of the `pairs` of sequence and KV head, ``count:N`` N times as many,
     ``tokens:N`` one for every N of the `tokens` of all pairs, ``device:N`` N per compute unit.
-    `compute_units` may be None only where the policy is not ``device:N``.
+    ``fit:N`` means as many of the latter as give each workgroup whole pairs, or each pair whole
+    workgroups, where all sequences are equally long: no share is then of more pairs than need be.
+    `compute_units` may be None only where the policy is neither ``device:N`` nor ``fit:N``.
     """
     kind, _, argument = policy.partition(":")
+    if kind == "fit":
+        most = int(argument) * (compute_units or 1)
+        if pairs <= most:
+            return pairs * (most // pairs)
+        return -(-pairs // -(-pairs // most))
     if kind == "tokens":
         return max(1, -(-tokens // int(argument)))
     if kind == "device":
