@@ -317,7 +317,7 @@ def test_cases_are_run_as_the_family_says() -> None:
     """Split in two, the toy is not legal on the case of one token: whole, it is."""
     runner = toy_runner()
     assert len(evaluator(runner).prepare(evaluator(runner).draft(SPLIT)).case_jobs) == 1
-    whole = replace(TOY, validated_as=lambda candidate: {**candidate.values, "split": 1})
+    whole = replace(TOY, validated_as=lambda candidate, case: {**candidate.values, "split": 1})
     trials = Evaluator(runner, ToyCompiler(), whole, toy_problem(4, 4096), render=toy_render)
     prepared = trials.prepare(trials.draft(SPLIT))
     assert prepared.job is not None

@@ -207,10 +207,6 @@ def pairs(device: DeviceInfo, of: PagedDecodeProblem) -> tuple[Values, ...]:
     return pairwise(legal(FAMILY, of, device))
 
 
-def _context(of: PagedDecodeProblem) -> int:
-    return of.context
-
-
 def rendered(
     values: Values, of: PagedDecodeProblem, device: DeviceInfo
 ) -> tuple[RenderedPass, ...]:
@@ -245,7 +241,7 @@ def test_the_kernels_that_are_timed_are_the_kernels_that_are_validated(
     timed = problem(
         of.head_size, of.block_size, of.group, of.kv_heads, sequences=sequences, context=context
     )
-    small = sorted((case.problem for case in FAMILY.validation_cases(timed)), key=_context)
+    cases = sorted(FAMILY.validation_cases(timed), key=lambda case: case.problem.context)
     kinds = set()
     for values in pairs(device, of):
         candidate = Candidate(values, timed, device)
@@ -253,10 +249,10 @@ def test_the_kernels_that_are_timed_are_the_kernels_that_are_validated(
             continue
         wanted = [each.rendered.text for each in rendered(values, timed, device)]
         kinds.add(len(wanted))
-        validated = FAMILY.validation_values(candidate)
-        for case in (small[0], small[-1]):
-            assert not reasons(FAMILY, validated, case, device)
-            got = rendered(validated, case, device)
+        for case in (cases[0], cases[-1]):
+            validated = FAMILY.validation_values(candidate, case)
+            assert not reasons(FAMILY, validated, case.problem, device)
+            got = rendered(validated, case.problem, device)
             assert [each.rendered.text for each in got] == wanted
     assert kinds == {1, 2}
 
@@ -265,10 +261,18 @@ def test_the_kernels_that_are_timed_are_the_kernels_that_are_validated(
 def test_validation_cuts_the_longest_case_of_kernels_made_for_parts(
     device: DeviceInfo, of: PagedDecodeProblem
 ) -> None:
-    longest = max((case.problem for case in FAMILY.validation_cases(of)), key=_context)
+    cases = {case.name: case for case in FAMILY.validation_cases(of)}
     for values in pairs(device, of):
-        first, *combine = rendered(
-            FAMILY.validation_values(Candidate(values, of, device)), longest, device
-        )
-        parts = int(first.declared.push["num_splits"])
-        assert (parts > 1) == bool(combine)
+        launched = {}
+        for name in ("ragged", "single"):
+            validated = FAMILY.validation_values(Candidate(values, of, device), cases[name])
+            launched[name] = rendered(validated, cases[name].problem, device)
+        first, *combine = launched["ragged"]
+        workgroups = int(first.declared.push["num_splits"])
+        if values["strategy"] != "matrix":
+            assert (workgroups > 1) == bool(combine)
+            continue
+        # Each workgroup has several rounds and sequences of the one, of the other only a part.
+        ragged = cases["ragged"].problem
+        assert 1 < workgroups < ragged.sequences * ragged.kv_heads
+        assert launched["single"][0].declared.groups[0] >= 8 * of.kv_heads

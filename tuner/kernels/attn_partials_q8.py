@@ -11,7 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tuner.kernels import q8_lanes as lanes
-from tuner.kernels.base import Binding, Candidate, DispatchRule, Family, Pass, Values
+from tuner.kernels.base import (
+    Binding,
+    Candidate,
+    DispatchRule,
+    Family,
+    Pass,
+    ValidationCase,
+    Values,
+)
 from tuner.kernels.q8_operands import make_operands, scalars_of, validation_cases
 from tuner.oracle.q8_decode import partials_reference, sampled_partials_reference
 from tuner.problems import Q8DecodeProblem, Q8SelectedProblem
@@ -53,7 +61,7 @@ def _bytes_moved(problem: Q8DecodeProblem) -> int:
     )
 
 
-def _validated_as(c: Candidate) -> Values:
+def _validated_as(c: Candidate, _case: ValidationCase) -> Values:
     """The same kernel, with a few parts of several chunks each."""
     return {**c.values, "split": VALIDATED_SPLIT} if lanes.tuned(c.values) else c.values
 

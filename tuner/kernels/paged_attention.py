@@ -19,6 +19,7 @@ from tuner.kernels.base import (
     Parameter,
     Pass,
     PushField,
+    ValidationCase,
     Values,
 )
 from tuner.kernels.splits import MANY_PARTS, POLICIES, SplitPlan, split_plan
@@ -302,7 +303,7 @@ def _passes(c: Candidate, given: Mapping[str, int | float]) -> tuple[Pass, ...]:
     return (attend, combine)
 
 
-def _validated_as(c: Candidate) -> Values:
+def _validated_as(c: Candidate, _case: ValidationCase) -> Values:
     """The same kernels on contexts of up to some hundred tokens, cut as often as may be."""
     if c["strategy"] == "baseline":
         return c.values

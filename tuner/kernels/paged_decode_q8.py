@@ -386,11 +386,12 @@ def _dispatch(c: Candidate) -> DispatchRule:
             facts=facts,
             groups={"attend": ("num_splits", "1", "1")},
             text="any number of workgroups is right, they deal out all tokens evenly; num_splits "
-            "is that number, by the policy pairs for none, N * pairs for count:N, N * compute_units "
-            "for device:N, ceil(kv_heads * sum of context_lens / N) for tokens:N, where pairs = "
-            "sequences * kv_heads; the buffer partials needs 4 * (pairs + num_splits) * "
-            "(query_heads / kv_heads) * (head_size + 4) bytes, counters 4 * pairs bytes that are "
-            "zero before the first launch (every launch leaves them zero)",
+            "is that number: with pairs = sequences * kv_heads it is pairs for none, N * pairs for "
+            "count:N, N * compute_units for device:N, ceil(kv_heads * sum of context_lens / N) for "
+            "tokens:N; for fit:N, with most = N * compute_units, it is pairs * floor(most / pairs) "
+            "if pairs <= most, else ceil(pairs / ceil(pairs / most)); the buffer partials needs "
+            "4 * (pairs + num_splits) * (query_heads / kv_heads) * (head_size + 4) bytes, counters "
+            "4 * pairs bytes that are zero before the first launch (every launch leaves them so)",
         )
     return DispatchRule(
         policy=str(c["split"]),
@@ -453,17 +454,19 @@ STARTS = tuple(
         matrix_shape=shape,
         subgroups=subgroups,
         staging="shared",
-        prefetch=prefetch,
+        prefetch="all",
         exchange=exchange,
         tiles_unrolled=1,
+        rescale=rescale,
         split=split,
     )
     for size, shape in ((32, "16x8x16"), (32, "16x16x16"), (64, "16x16x16"), (8, "8x8x8"))
     for exchange in ("convert", "shared")
-    for subgroups, prefetch, split in (
-        (12, "all", "device:1"),
-        (8, "none", "device:2"),
-        (4, "none", "device:4"),
+    for subgroups, rescale, split in (
+        (16, "exact", "fit:1"),
+        (12, "lagging", "fit:1"),
+        (4, "exact", "fit:4"),
+        (4, "exact", "device:4"),
     )
 ) + tuple(
     _start(
