@@ -30,6 +30,7 @@ def decode_operands(golden: Golden, **caches: np.ndarray) -> Operands:
             "softmax_scale": attributes["scale"],
             "num_kv_heads": attributes["num_kv_heads"],
             "num_heads": heads,
+            "num_sequences": shape[0],
         },
     )
 

@@ -15,6 +15,7 @@ import pytest
 from tests.decode_kernels import judged, variant
 from tuner import templates
 from tuner.evaluate import ResidentCases
+from tuner.kernels.base import Values
 from tuner.kernels.paged_decode_q8 import PAGED_DECODE_Q8
 from tuner.problems import PagedDecodeProblem
 from tuner.templates import Rendered
@@ -28,6 +29,7 @@ PROBLEM = PagedDecodeProblem(
 BASELINE = "baseline"
 SPLIT = "scalar_f32 subgroups=2 lanes_per_token=8 tokens_unrolled=4 split=count:4"
 WHOLE = "scalar_f32 subgroups=2 lanes_per_token=8 tokens_unrolled=4 split=none"
+DEALT = "matrix staging=shared prefetch=all subgroups=2 split=none"
 STAGED = "scalar_f32 staging=shared subgroups=2 lanes_per_token=8 head_slices=2 load_words=4"
 
 
@@ -192,6 +194,29 @@ MISTAKES = {
 }
 
 
+def _dealt(right: str, wrong: str, says: str = "2-norm") -> Mistake:
+    return Mistake(variant=DEALT, pass_name="attend", right=right, wrong=wrong, says=says)
+
+
+DEALT_MISTAKES = {
+    "part lost in the join": _dealt("first <= last_part;", "first < last_part;"),
+    "part in the row of another": _dealt(
+        "(pair + gl_WorkGroupID.x) * GROUP", "(pair + gl_WorkGroupID.x + 1u) * GROUP", "NaN"
+    ),
+    "counter left as it was": _dealt("counters[pair] = 0u;", "", "left counters other than zero"),
+    "nobody clears sequences without tokens": _dealt("    clear_empty_sequences();\n}", "}", "NaN"),
+    "next pair begins where the last began": _dealt(
+        "segment.pair_tile + segment.pair_tiles", "segment.pair_tile"
+    ),
+    "tile of the last round lost": _dealt("round < now.end;", "round + ROUND < now.end;"),
+    "query of the pair before": _dealt(
+        "next.sequence * push.q_stride", "now.sequence * push.q_stride"
+    ),
+    "one token too many": _dealt("score_token_0 < now.end", "score_token_0 <= now.end"),
+}
+"""Mistakes in dealing out work, for devices with cooperative matrices."""
+
+
 @pytest.fixture(scope="module")
 def cases(vulkan_runner: VulkanRunner) -> Iterator[ResidentCases]:
     """Validation cases that all kernels here share."""
@@ -220,6 +245,32 @@ def test_a_broken_kernel_is_caught(
     vulkan_runner: VulkanRunner, cases: ResidentCases, mistake: Mistake
 ) -> None:
     values = variant(mistake.variant, vulkan_runner.info.subgroup_size)
+    found = judged(vulkan_runner, PROBLEM, values, cases=cases, render=mistake.render)
+    assert found.failure is not None
+    assert found.failure.state == "correctness"
+    assert mistake.says in found.failure.error
+
+
+def _dealt_variant(runner: VulkanRunner) -> Values:
+    shapes = [i.shape for i in runner.info.matrix_layouts if i.shape.a_type == "float16"]
+    if not shapes:
+        pytest.skip("this device has no cooperative matrices of 16-bit floats")
+    shape = f"{shapes[0].m}x{shapes[0].n}x{shapes[0].k}"
+    return variant(f"{DEALT} matrix_shape={shape}", runner.info.subgroup_size)
+
+
+def test_dealing_was_right_before_it_was_broken(
+    vulkan_runner: VulkanRunner, cases: ResidentCases
+) -> None:
+    values = _dealt_variant(vulkan_runner)
+    assert judged(vulkan_runner, PROBLEM, values, cases=cases).failure is None
+
+
+@pytest.mark.parametrize("mistake", DEALT_MISTAKES.values(), ids=DEALT_MISTAKES)
+def test_a_mistake_in_dealing_is_caught(
+    vulkan_runner: VulkanRunner, cases: ResidentCases, mistake: Mistake
+) -> None:
+    values = _dealt_variant(vulkan_runner)
     found = judged(vulkan_runner, PROBLEM, values, cases=cases, render=mistake.render)
     assert found.failure is not None
     assert found.failure.state == "correctness"

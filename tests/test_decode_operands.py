@@ -64,6 +64,7 @@ def test_shapes_and_scalars_are_as_documented(inputs: str) -> None:
         "softmax_scale": 0.125,
         "num_kv_heads": 2,
         "num_heads": 8,
+        "num_sequences": 5,
     }
 
 

@@ -129,8 +129,9 @@ def test_the_table_covers_what_must_work() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "matrix split=count:4 combine_slices=2",
-        "matrix staging=shared prefetch=1 subgroups=2 rescale=exact split=none",
+        "matrix split=count:4",
+        "matrix staging=shared prefetch=all subgroups=2 rescale=exact split=none",
+        "matrix staging=shared prefetch=keys exchange=convert split=fit:1",
         "matrix staging=shared tiles_unrolled=2 exchange=convert key_operand=int8 split=none",
     ],
 )

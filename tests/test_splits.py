@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tuner.kernels.splits import MANY_PARTS, POLICIES, SplitPlan, split_plan
+from tuner.kernels.splits import MANY_PARTS, POLICIES, SplitPlan, split_plan, workgroups_dealt
 
 CONTEXTS = st.integers(0, 200_000)
 GRANULES = st.integers(1, 2048)
@@ -92,3 +92,32 @@ def test_device_fills_the_device() -> None:
 def test_the_policy_of_many_parts_cuts_what_is_validated(granule: int) -> None:
     assert plan_of(MANY_PARTS, 1032, granule=granule).parts >= 3
     assert MANY_PARTS in POLICIES
+
+
+@given(st.sampled_from(POLICIES), st.integers(0, 2**32), WORKGROUPS, UNITS)
+def test_work_is_dealt_to_one_workgroup_at_least(
+    policy: str, tokens: int, pairs: int, units: int
+) -> None:
+    dealt = workgroups_dealt(policy, tokens=tokens, pairs=pairs, compute_units=units)
+    assert dealt >= 1
+    wanted = {
+        "none": pairs,
+        "count:4": 4 * pairs,
+        "tokens:256": max(1, -(-tokens // 256)),
+        "device:3": 3 * units,
+    }
+    assert dealt == wanted.get(policy, dealt)
+
+
+@given(st.integers(1, 4), WORKGROUPS, UNITS)
+def test_what_fits_gives_whole_pairs_or_whole_workgroups(
+    count: int, pairs: int, units: int
+) -> None:
+    dealt = workgroups_dealt(f"fit:{count}", tokens=0, pairs=pairs, compute_units=units)
+    assert dealt <= count * units
+    if pairs <= count * units:
+        assert dealt % pairs == 0
+        assert dealt + pairs > count * units
+    else:
+        most = -(-pairs // dealt)
+        assert most == -(-pairs // (count * units)), "more pairs in a share than need be"
