@@ -1,4 +1,4 @@
-"""Tables as arithmetic: expressions mean what their tables say, and are tables only if they must."""
+"""Tables as arithmetic: expressions mean what tables say, and are tables only if they must."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from tuner.kernels.base import (
     Parameter,
     Pass,
     PushField,
+    ValidationCase,
     Value,
     Values,
 )
@@ -334,7 +335,7 @@ def _dispatch(c: Candidate) -> DispatchRule:
     )
 
 
-def _validated_as(c: Candidate) -> Values:
+def _validated_as(c: Candidate, _case: ValidationCase) -> Values:
     """The same kernels on contexts of up to a thousand tokens, cut as often as may be."""
     if not _split_t(c.values):
         return c.values

@@ -22,6 +22,7 @@ from tuner.kernels.base import (
     Parameter,
     Pass,
     PushField,
+    ValidationCase,
     Values,
 )
 from tuner.kernels.selected_operands import (
@@ -235,7 +236,7 @@ def _dispatch(c: Candidate) -> DispatchRule:
     )
 
 
-def _validated_as(c: Candidate) -> Values:
+def _validated_as(c: Candidate, _case: ValidationCase) -> Values:
     """The same kernels on a thousand visible tokens, cut as often as may be."""
     if c["strategy"] == "baseline":
         return c.values
