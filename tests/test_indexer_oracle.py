@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from tests.golden_vectors import load, names
-from tests.indexer_kernels import golden_operands, golden_problem
+from tests.indexer_kernels import golden_operands, golden_problem, golden_results
 from tuner.kernels.index_append import INDEX_APPEND
 from tuner.kernels.index_blocks import INDEX_BLOCKS
 from tuner.kernels.index_q import INDEX_Q
 from tuner.kernels.index_score import INDEX_SCORE
+from tuner.kernels.index_select import INDEX_SELECT
 from tuner.kernels.indexer_operands import block_table, rope_table
 from tuner.oracle import indexer_references as references
 
@@ -59,6 +60,13 @@ def test_scores_agree(name: str) -> None:
     for row, count in enumerate(counts):
         got[row, :count] = references.row_scores(operands, row, np.arange(count))
     assert golden.differences({"score": got}, bound=ORACLE) == []
+
+
+@pytest.mark.parametrize("name", names("s3_index_select_*"))
+def test_selections_are_equal(name: str) -> None:
+    golden = load(name)
+    found = references.selection(golden_operands(golden, INDEX_SELECT))
+    assert golden.differences(golden_results(golden, found), bound=ORACLE) == []
 
 
 def test_sizes_are_those_of_the_files() -> None:

@@ -11,6 +11,7 @@ from tuner.kernels.index_append import INDEX_APPEND
 from tuner.kernels.index_blocks import INDEX_BLOCKS
 from tuner.kernels.index_q import INDEX_Q
 from tuner.kernels.index_score import INDEX_SCORE
+from tuner.kernels.index_select import INDEX_SELECT
 from tuner.kernels.kv_append import KV_APPEND_Q8
 from tuner.kernels.norm_rope import QK_NORM_ROPE
 from tuner.kernels.paged_attention import PAGED_ATTENTION
@@ -32,6 +33,7 @@ _FAMILIES: dict[str, Family] = {
         INDEX_BLOCKS,
         INDEX_Q,
         INDEX_SCORE,
+        INDEX_SELECT,
         QK_NORM_ROPE,
         KV_APPEND_Q8,
         ATTN_PARTIALS_Q8,

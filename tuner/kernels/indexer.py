@@ -41,10 +41,12 @@ BINDINGS: Mapping[str, Binding] = {
         Binding(name="rope_blocks", buffer="rope_blocks", element="vec2", role="input"),
         Binding(name="scores", buffer="scores", element="float", role="output"),
         Binding(name="score_bits", buffer="scores", element="uint", role="input"),
-        Binding(name="score_quads", buffer="scores", element="uvec4", role="input"),
         Binding(name="visible", buffer="visible", element="uint", role="output"),
         Binding(name="visible_count", buffer="visible_count", element="uint", role="output"),
         Binding(name="block_mask", buffer="block_mask", element="uint", role="output"),
+        Binding(name="row_digits", buffer="row_digits", element="uint", role="counter"),
+        Binding(name="partial_state", buffer="partial_state", element="uint", role="scratch"),
+        Binding(name="partial_counts", buffer="partial_counts", element="uint", role="scratch"),
     )
 }
 """Every view of every buffer by its name in GLSL, in the role it has where a step is by itself."""

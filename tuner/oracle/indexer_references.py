@@ -240,3 +240,43 @@ def _scores_of(operands: Operands, blocks: list[Array]) -> Reference:
         names={"scores": np.array(places)},
         zero_may_differ=frozenset({"scores"}),
     )
+
+
+# ------------------------------------------------------------------ selection
+
+
+def selection(operands: Operands) -> dict[str, Array]:
+    """`visible`, `visible_count` and `block_mask` as a launch leaves them, uint32: what no row
+    writes is poison."""
+    scalars = operands.scalars
+    ratio, kept = int(scalars["ratio"]), int(scalars["kept_blocks"])
+    wanted = {
+        name: np.full(shape, POISON_WORD, np.uint32)
+        for name, (shape, _) in operands.outputs.items()
+    }
+    for row, blocks in enumerate(complete_blocks(operands)):
+        if blocks <= kept:
+            continue
+        position = int(scalars["base_pos"]) + row
+        chosen = indexer.selected_blocks(operands.inputs["scores"][row, :blocks], kept)
+        tokens = indexer.visible_tokens(chosen, ratio=ratio, position=position)
+        wanted["visible"][row, : len(tokens)] = tokens
+        wanted["visible_count"][row] = len(tokens)
+        wanted["block_mask"][row] = indexer.block_mask(chosen, wanted["block_mask"].shape[1])
+    return wanted
+
+
+def select_reference(operands: Operands) -> Reference:
+    """All three outputs, word for word, rows that select nothing and ends of lists included."""
+    wanted = {name: words.astype(np.float64) for name, words in selection(operands).items()}
+    wanted["visible_count"] = wanted["visible_count"][:, None]
+
+    def seen(outputs: Outputs) -> dict[str, Array]:
+        return {**outputs, "visible_count": outputs["visible_count"][:, None]}
+
+    return _reference(wanted, {name: _exact(rows) for name, rows in wanted.items()}, seen=seen)
+
+
+def sampled_select_reference(operands: Operands, _count: int) -> Reference:
+    """All of it: a step has few rows."""
+    return select_reference(operands)

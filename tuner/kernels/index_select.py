@@ -1,0 +1,343 @@
+"""The best blocks of each row: radix select of the k largest scores, ties to the lowest block.
+
+Scores are not negative, so their bits order them. Rows with no more than k complete blocks are left
+alone. Lists are ascending and always the same, since ranks come from counts and never from the
+order in which atomics happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tuner.kernels import indexer
+from tuner.kernels.base import (
+    Candidate,
+    Constraint,
+    DispatchRule,
+    Family,
+    Operands,
+    Parameter,
+    Pass,
+    ValidationCase,
+    Values,
+)
+from tuner.kernels.indexer_operands import Singles, steps
+from tuner.oracle.indexer_references import sampled_select_reference, select_reference
+from tuner.problems import IndexerStepProblem
+
+BASELINE_THREADS = 1024
+KEY_BITS = 32
+
+
+def in_workgroup(values: Values) -> bool:
+    """Whether one workgroup selects for a row by subgroups."""
+    return values["strategy"] == "workgroup"
+
+
+def in_parts(values: Values) -> bool:
+    """Whether several workgroups share a row."""
+    return values["strategy"] == "parts"
+
+
+PARAMETERS = (
+    Parameter(
+        name="strategy",
+        values=("baseline", "workgroup", "parts"),
+        help="baseline: one workgroup a row, digits of 4 bits, a run of blocks for each thread; "
+        "workgroup: the same by subgroups and their ballots; parts: several workgroups a row, a "
+        "pass for each digit, one to count and one to write",
+    ),
+    indexer.SUBGROUP_SIZE,
+    Parameter(
+        name="subgroups",
+        values=(4, 8, 16, 32),
+        help="subgroups per workgroup, each with a run of blocks",
+        used=indexer.by_subgroups,
+    ),
+    Parameter(
+        name="digit_bits",
+        values=(4, 8, 11),
+        help="bits of a score that one pass over the keys tells apart",
+        used=indexer.by_subgroups,
+    ),
+    Parameter(
+        name="aggregate",
+        values=(0, 1, 2),
+        help="digits that lanes have in common which are counted by one atomic of the subgroup",
+        used=indexer.by_subgroups,
+    ),
+    Parameter(
+        name="items",
+        values=(1, 2, 4, 8),
+        help="keys a lane reads before it uses any",
+        used=indexer.by_subgroups,
+    ),
+    Parameter(
+        name="held",
+        values=(0, 8, 16, 32),
+        help="keys a lane reads once and holds in registers; those beyond are read by each pass",
+        used=in_workgroup,
+    ),
+    Parameter(
+        name="parts",
+        values=(4, 8, 16, 32, 64),
+        help="workgroups that share a row",
+        used=in_parts,
+    ),
+)
+
+
+def digits(bits: int) -> tuple[tuple[int, int], ...]:
+    """(shift, width) of each digit of a key from the top, `bits` wide but for the last."""
+    found: list[tuple[int, int]] = []
+    top = KEY_BITS
+    while top:
+        width = min(bits, top)
+        top -= width
+        found.append((top, width))
+    return tuple(found)
+
+
+def _threads(c: Candidate) -> int:
+    if c["strategy"] == "baseline":
+        limits = c.device.max_workgroup_invocations, c.device.max_workgroup_size[0]
+        return min(BASELINE_THREADS, *limits)
+    return int(c["subgroups"] * c["subgroup_size"])
+
+
+def _check_threads(c: Candidate) -> str | None:
+    return indexer.check_threads(c, _threads(c))
+
+
+def _check_shared_memory(c: Candidate) -> str | None:
+    if c["strategy"] == "baseline":
+        needed = 8 * _threads(c) + 4 * 16 + 8
+    else:
+        needed = 4 * 2 ** int(c["digit_bits"]) + 8 * int(c["subgroups"]) + 12
+    limit = c.device.max_shared_memory_bytes
+    return (
+        f"needs {needed} bytes of shared memory, the device has {limit}" if needed > limit else None
+    )
+
+
+def _check_rows(c: Candidate) -> str | None:
+    rows = c.problem.rows
+    return indexer.check_groups(c, (c["parts"], rows) if in_parts(c.values) else (rows,))
+
+
+CONSTRAINTS = (
+    indexer.subgroup_operations("basic", "arithmetic", "ballot", "shuffle"),
+    indexer.SUBGROUP_SIZE_RULE,
+    Constraint(needs=("strategy", "subgroup_size", "subgroups"), check=_check_threads),
+    Constraint(
+        needs=("strategy", "subgroup_size", "subgroups", "digit_bits"), check=_check_shared_memory
+    ),
+    Constraint(needs=("strategy", "parts"), check=_check_rows),
+)
+
+
+def select_passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...]:
+    """One launch, or those of the strategy parts: its passes share their workgroup counts."""
+    rows = c.problem.rows
+    constants = indexer.constants(c.problem)
+    if c["strategy"] == "baseline":
+        return (
+            Pass(
+                name="select",
+                constants=constants | {"threads": _threads(c)},
+                push=indexer.push(scalars),
+                groups=(rows, 1, 1),
+                subgroup_size=None,
+            ),
+        )
+    table = digits(c["digit_bits"])
+    constants = constants | {"digits": table}
+
+    def launch(name: str, groups: tuple[int, int, int], **more: object) -> Pass:
+        return Pass(
+            name=name,
+            constants=constants | more,
+            push=indexer.push(scalars),
+            groups=groups,
+            subgroup_size=indexer.required_subgroup_size(c),
+        )
+
+    if in_workgroup(c.values):
+        return (launch("select", (rows, 1, 1)),)
+    groups = (int(c["parts"]), rows, 1)
+    return (
+        *(launch(f"digit{i}", groups, stage="digit", digit=i) for i in range(len(table))),
+        launch("count", groups, stage="count"),
+        launch("write", groups, stage="write"),
+    )
+
+
+def scratch_bytes(c: Candidate) -> dict[str, int]:
+    """Counters of digits, and what passes tell each other, for the strategy parts."""
+    if not in_parts(c.values):
+        return {"row_digits": 4, "partial_state": 4, "partial_counts": 4}
+    rows, bits = c.problem.rows, int(c["digit_bits"])
+    places = len(digits(bits))
+    return {
+        "row_digits": 4 * rows * places * 2**bits,
+        "partial_state": 8 * rows * (places + 1),
+        "partial_counts": 8 * rows * int(c["parts"]),
+    }
+
+
+def _dispatch(c: Candidate) -> DispatchRule:
+    if not in_parts(c.values):
+        return DispatchRule(
+            policy="none",
+            facts={},
+            groups={"select": ("rows", "1", "1")},
+            text="one workgroup for each row",
+        )
+    parts = str(c["parts"])
+    passes = [*(f"digit{i}" for i in range(len(digits(c["digit_bits"])))), "count", "write"]
+    return DispatchRule(
+        policy=f"count:{parts}",
+        facts={},
+        groups=dict.fromkeys(passes, (parts, "rows", "1")),
+        text="the same number of workgroups for each row in every pass",
+    )
+
+
+# ------------------------------------------------------------------ operands
+
+
+def scores(problem: IndexerStepProblem, inputs: str, rng: np.random.Generator) -> Singles:
+    """Scores [nb, NBmax], NaN from the row's complete blocks on. `inputs`:
+
+    * "random", "timing": sums of normal numbers above 0, as heads make them;
+    * "zeros": all 0; "ties": five different scores, a third of them 0;
+    * "last_bits": all differ in their last bits only; "falling": the first are the best;
+    * "range": every magnitude from the smallest subnormal to the largest number.
+    """
+    shape = (problem.rows, problem.max_blocks)
+    found = np.maximum(rng.standard_normal((4, *shape), np.float32), 0).sum(axis=0)
+    if inputs == "zeros":
+        found[:] = 0
+    elif inputs == "ties":
+        few = np.array([0, 0, 0.25, 1.5, 1.75, 1e-3], np.float32)
+        found = few[rng.integers(0, len(few), shape)]
+    elif inputs == "last_bits":
+        found = (rng.integers(0, 64, shape).astype(np.uint32) + 0x3F9D70A4).view(np.float32)
+    elif inputs == "falling":
+        found = -np.sort(-found, axis=-1)
+    elif inputs == "range":
+        found = rng.integers(0, 0x7F7FFFFF, shape, endpoint=True).astype(np.uint32).view(np.float32)
+        found[:, ::7] = 0
+    behind = np.arange(shape[1]) >= problem.complete_blocks()[:, None]
+    return np.where(behind, np.float32(np.nan), found)
+
+
+def make_operands(problem: IndexerStepProblem, inputs: str, seed: int) -> Operands:
+    """Scores of every row; `inputs`: see `scores`."""
+    rng = np.random.default_rng([seed, 15])
+    rows, words = problem.rows, np.dtype(np.uint32)
+    return Operands(
+        inputs={"scores": scores(problem, inputs, rng)},
+        outputs={
+            "visible": ((rows, problem.visible_stride), words),
+            "visible_count": ((rows,), words),
+            "block_mask": ((rows, problem.mask_words), words),
+        },
+        scalars=indexer.scalars(problem),
+    )
+
+
+def validation_cases(problem: IndexerStepProblem) -> tuple[ValidationCase, ...]:
+    """Rows that select nothing, rows that cross the budget, all but one block, many more blocks
+    than are kept, ties of every kind."""
+    rows, ratio, kept = problem.rows, problem.ratio, problem.kept_blocks
+    budget = problem.budget
+    return steps(
+        problem,
+        {
+            "dense": ("random", rows, max(0, budget - rows), 40),
+            "crossing": ("random", ratio + 3, budget + ratio - 3 if ratio > 2 else budget, 0),
+            "all_but_one": ("ties", rows, budget + ratio - 1, 100 * ratio),
+            "many": ("random", rows, budget + 700 * ratio + 1, 0),
+            "more": ("range", 1, budget + 2500 * ratio, 33 * ratio),
+            "ties": ("ties", rows, budget + 130 * ratio + ratio - 1, 5),
+            "zeros": ("zeros", 2, budget + 40 * ratio, 64 * ratio),
+            "last_bits": ("last_bits", rows, budget + kept // 2 * ratio, 0),
+            "falling": ("falling", 1, budget + 90 * ratio, 0),
+        },
+    )
+
+
+def _bytes_moved(problem: IndexerStepProblem) -> int:
+    """Scores, lists, counts and masks of the selective rows, each once."""
+    blocks = problem.complete_blocks()
+    selective = blocks[blocks > problem.kept_blocks]
+    each = 4 * (problem.budget + 1 + problem.mask_words)
+    return max(4, 4 * int(selective.sum()) + each * len(selective))
+
+
+def _start(**values: int | str) -> Values:
+    return {parameter.name: parameter.values[0] for parameter in PARAMETERS} | values
+
+
+STARTS = tuple(
+    _start(
+        strategy="workgroup",
+        subgroup_size=size,
+        subgroups=subgroups,
+        digit_bits=bits,
+        aggregate=1,
+        items=4,
+        held=held,
+    )
+    for size, subgroups in ((32, 32), (64, 16), (16, 32), (8, 32), (8, 16))
+    for bits, held in ((8, 16), (11, 32), (8, 0))
+) + tuple(
+    _start(
+        strategy="parts",
+        subgroup_size=size,
+        subgroups=subgroups,
+        digit_bits=11,
+        aggregate=1,
+        items=4,
+        parts=parts,
+    )
+    for size, subgroups in ((32, 8), (64, 4), (16, 16), (8, 16))
+    for parts in (16, 64)
+)
+
+INDEX_SELECT = Family(
+    name="index_select",
+    summary="indexer: the best blocks of each selective row, as a list of tokens and a mask",
+    template="index_select.comp.jinja",
+    problem_type=IndexerStepProblem,
+    parameters=PARAMETERS,
+    constraints=CONSTRAINTS,
+    bindings=tuple(
+        indexer.BINDINGS[name]
+        for name in (
+            "score_bits",
+            "visible",
+            "visible_count",
+            "block_mask",
+            "row_digits",
+            "partial_state",
+            "partial_counts",
+        )
+    ),
+    push_fields=indexer.PUSH_FIELDS,
+    baseline=_start(strategy="baseline"),
+    starts=STARTS,
+    arithmetic=lambda _values: "f32",
+    passes=select_passes,
+    scratch_bytes=scratch_bytes,
+    operands=make_operands,
+    reference=select_reference,
+    sampled_reference=sampled_select_reference,
+    validation_cases=validation_cases,
+    bytes_moved=_bytes_moved,
+    dispatch=_dispatch,
+    scalars=indexer.scalars,
+)
