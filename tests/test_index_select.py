@@ -1,4 +1,4 @@
-"""index_select: lists equal to the oracle's under all kinds of ties, as golden, broken on purpose."""
+"""index_select: lists equal to the oracle's under all kinds of ties, golden, broken on purpose."""
 
 from __future__ import annotations
 
