@@ -46,7 +46,7 @@ SPLIT = "scalar_f32 subgroups=2 lanes_per_token=8 tokens_unrolled=4 split=count:
 WHOLE = "scalar_f32 subgroups=2 lanes_per_token=4 tokens_unrolled=2"
 STAGED = "scalar_f32 staging=shared subgroups=2 lanes_per_token=8 head_slices=2 load_words=4"
 INT_DOT = "int_dot subgroups=2 lanes_per_token=8 query_terms=2 split=count:8 combine_slices=2"
-PACKED = "packed_f16 subgroups=4 lanes_per_token=8 tokens_unrolled=4 split=tokens:256"
+PACKED = "packed_f16 subgroups=4 lanes_per_token=8 tokens_unrolled=4 split=count:16"
 COVERED = [
     ({}, "baseline"),
     ({}, STAGED),

@@ -14,6 +14,7 @@ from tuner.kernels.base import (
     Binding,
     Candidate,
     Constraint,
+    DispatchRule,
     Family,
     Parameter,
     Pass,
@@ -250,6 +251,25 @@ def _q8_passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, 
     return _write(c, scalars, _q8_workgroups(c), more, teams.required_size(c))
 
 
+def _f32_dispatch(c: Candidate) -> DispatchRule:
+    if c["strategy"] == "baseline":
+        return teams.dispatch(1, "tokens")
+    tiles = f"ceil(tokens / {c['tile_tokens']})"
+    if c["strategy"] == "staged":
+        return teams.dispatch(1, f"{tiles} * kv_heads")
+    sides = 2 if c["sides"] == "apart" else 1
+    per_token = f"{c['tile_tokens']} * kv_heads * head_size / {c['width']} * {sides}"
+    return teams.dispatch(c["threads"] * c["unroll"], f"{tiles} * {per_token}")
+
+
+def _q8_dispatch(c: Candidate) -> DispatchRule:
+    if c["strategy"] == "baseline":
+        return teams.dispatch(1, "tokens * kv_heads")
+    return teams.dispatch(
+        teams.teams(c), f"tokens * kv_heads{' * 2' if c['sides'] == 'apart' else ''}"
+    )
+
+
 def _f32_bytes(problem: CacheWriteProblem) -> int:
     """Keys and values in and out, and slots."""
     return 4 * problem.tokens * (4 * problem.row + 1)
@@ -302,6 +322,7 @@ CACHE_WRITE_F32 = Family(
     validation_cases=lambda problem: validation_cases(problem, ("bits", "random", "bits", "bits")),
     bytes_moved=_f32_bytes,
     scalars=scalars_of,
+    dispatch=_f32_dispatch,
 )
 
 CACHE_WRITE_Q8 = Family(
@@ -337,4 +358,5 @@ CACHE_WRITE_Q8 = Family(
     validation_cases=lambda problem: validation_cases(problem, tuple(VALIDATION_INPUTS)),
     bytes_moved=_q8_bytes,
     scalars=scalars_of,
+    dispatch=_q8_dispatch,
 )

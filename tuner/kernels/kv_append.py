@@ -16,6 +16,7 @@ from tuner.kernels.base import (
     Binding,
     Candidate,
     Constraint,
+    DispatchRule,
     Family,
     Operands,
     Parameter,
@@ -105,6 +106,16 @@ def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...
             groups=teams.linear_grid(_workgroups(c), c.device),
             subgroup_size=teams.required_size(c),
         ),
+    )
+
+
+def _dispatch(c: Candidate) -> DispatchRule:
+    groups = "kv_heads * head_size / 32"
+    first, end = f"first_row * {groups}", f"(first_row + rows) * {groups}"
+    if teams.by_teams(c.values):
+        return teams.dispatch(teams.teams(c), f"2 * (ceil({end} / 2) - floor({first} / 2))")
+    return teams.dispatch(
+        BASELINE_TEAMS, f"2 * roundup({end} - 2 * floor({first} / 2), per_workgroup)"
     )
 
 
@@ -233,4 +244,5 @@ KV_APPEND_Q8 = Family(
     validation_cases=validation_cases,
     bytes_moved=_bytes_moved,
     scalars=scalars_of,
+    dispatch=_dispatch,
 )

@@ -18,6 +18,7 @@ from tuner.kernels.base import (
     BufferRole,
     Candidate,
     Constraint,
+    DispatchRule,
     Family,
     Operands,
     Parameter,
@@ -35,6 +36,7 @@ EPSILON = float(np.float32(1e-6))
 POISON = 0xFFC0FFEE
 """Bits of a NaN: some gates hold it, and must still hold it afterwards."""
 MAX_LANE_VALUES = 64
+BASELINE_TEAMS = 4
 FAR = 262_141
 """A position at which a float32 angle would be wrong in its second digit."""
 
@@ -82,7 +84,7 @@ def _check_registers(c: Candidate) -> str | None:
 
 
 def _check_shared_memory(c: Candidate) -> str | None:
-    needed = 4 * (4 * c.problem.head_size + teams.BASELINE_THREADS)
+    needed = 4 * (BASELINE_TEAMS * c.problem.head_size + teams.BASELINE_THREADS)
     limit = c.device.max_shared_memory_bytes
     if not teams.by_teams(c.values) and needed > limit:
         return f"needs {needed} bytes of shared memory, the device has {limit}"
@@ -126,7 +128,7 @@ def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...
     problem: NormRopeProblem = c.problem
     push = {field.name: scalars[field.name] for field in PUSH_FIELDS if field.name in scalars}
     baseline = not teams.by_teams(c.values)
-    per_group = 4 if baseline else teams.teams(c)
+    per_group = BASELINE_TEAMS if baseline else teams.teams(c)
     apart = ("query", 0, problem.query_heads), ("key", problem.query_heads, problem.kv_heads)
     shape = {
         "head_size": problem.head_size,
@@ -149,6 +151,13 @@ def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...
             apart if c["launches"] == "apart" else [("both", 0, problem.heads)]
         )
     )
+
+
+def _dispatch(c: Candidate) -> DispatchRule:
+    apart = "query_heads (in the first pass; kv_heads in the second)"
+    heads = apart if c["launches"] == "apart" else "(query_heads + kv_heads)"
+    per_workgroup = teams.teams(c) if teams.by_teams(c.values) else BASELINE_TEAMS
+    return teams.dispatch(per_workgroup, f"rows * {heads}")
 
 
 def make_operands(problem: NormRopeProblem, inputs: str, seed: int) -> Operands:
@@ -271,4 +280,5 @@ QK_NORM_ROPE = Family(
     validation_cases=validation_cases,
     bytes_moved=_bytes_moved,
     scalars=scalars_of,
+    dispatch=_dispatch,
 )

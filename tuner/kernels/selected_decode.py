@@ -34,6 +34,12 @@ from tuner.kernels.splits import MANY_PARTS, SplitPlan, split_plan
 from tuner.oracle.selected_decode import sampled_selected_reference, selected_reference
 from tuner.problems import PagedDecodeProblem, PagedSelectedProblem
 
+SPLITS = (
+    "none",
+    *(f"count:{parts}" for parts in (2, 4, 8, 16, 32)),
+    *(f"device:{share}" for share in (1, 2, 4, 8)),
+)
+"""Fewer than of dense decode: what is seen are some thousand tokens, however long the context."""
 _DENSE = {parameter.name: parameter for parameter in dense.PARAMETERS}
 
 PARAMETERS = (
@@ -44,22 +50,17 @@ PARAMETERS = (
         "seen and read KV once per KV head; they compute in f32, in packed f16, or with the "
         "integer dot product for QK",
     ),
-    *(
-        _DENSE[name]
-        for name in (
-            "subgroup_size",
-            "subgroups",
-            "staging",
-            "lanes_per_token",
-            "tokens_unrolled",
-            "tile_tokens",
-            "load_words",
-            "head_slices",
-            "query_terms",
-            "split",
-            "combine_slices",
-        )
-    ),
+    _DENSE["subgroup_size"],
+    replace(_DENSE["subgroups"], values=(1, 2, 4, 8)),
+    _DENSE["staging"],
+    _DENSE["lanes_per_token"],
+    _DENSE["tokens_unrolled"],
+    replace(_DENSE["tile_tokens"], values=(16, 32, 64)),
+    _DENSE["load_words"],
+    _DENSE["head_slices"],
+    _DENSE["query_terms"],
+    replace(_DENSE["split"], values=SPLITS),
+    _DENSE["combine_slices"],
 )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tuner.device_info import DeviceInfo
-from tuner.kernels.base import Candidate, Constraint, Parameter, Values
+from tuner.kernels.base import Candidate, Constraint, DispatchRule, Parameter, Values
 
 BASELINE_THREADS = 128
 
@@ -67,6 +67,17 @@ def linear_grid(workgroups: int, device: DeviceInfo) -> tuple[int, int, int]:
 def most_workgroups(device: DeviceInfo) -> int:
     """Workgroups of the largest grid that `linear_grid` can make."""
     return device.max_workgroup_count[0] * device.max_workgroup_count[1]
+
+
+def dispatch(per_workgroup: int, count: str) -> DispatchRule:
+    """How to launch on other sizes: `count` is the number of vectors, in words."""
+    return DispatchRule(
+        policy="none",
+        facts={"per_workgroup": per_workgroup},
+        groups={},
+        text=f"workgroups = ceil({count} / per_workgroup), in x alone, or numbered x first in x "
+        "and y where the device allows fewer in x; more do no harm",
+    )
 
 
 def _check_operations(c: Candidate) -> str | None:
