@@ -246,16 +246,16 @@ def test_the_kernels_that_are_timed_are_the_kernels_that_are_validated() -> None
     device = gpu()
     timed = problem(sequences=3, context=16384, selected=512, query_heads=16)
     variants = legal(PAGED_SELECTED_Q8, timed, device)
-    small = [case.problem for case in PAGED_SELECTED_Q8.validation_cases(timed)][:2]
+    small = PAGED_SELECTED_Q8.validation_cases(timed)[:2]
     kernels = set()
     for place in np.random.default_rng(1).permutation(len(variants))[:25]:
         values = variants[int(place)]
         wanted = [each.rendered for each in render_passes(PAGED_SELECTED_Q8, values, timed, device)]
         kernels |= {COMPILER.compile(text, values=values).spirv for text in wanted}
-        validated = PAGED_SELECTED_Q8.validation_values(Candidate(values, timed, device))
         for case in small:
-            assert not reasons(PAGED_SELECTED_Q8, validated, case, device)
-            got = render_passes(PAGED_SELECTED_Q8, validated, case, device)
+            validated = PAGED_SELECTED_Q8.validation_values(Candidate(values, timed, device), case)
+            assert not reasons(PAGED_SELECTED_Q8, validated, case.problem, device)
+            got = render_passes(PAGED_SELECTED_Q8, validated, case.problem, device)
             assert [each.rendered.text for each in got] == [each.text for each in wanted]
     for kernel in kernels:
         spirv_val(kernel)
