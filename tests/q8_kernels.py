@@ -65,7 +65,7 @@ def partials_operands(golden: Golden) -> tuple[Q8DecodeProblem, Operands]:
         "head_size": attributes["head_dim"],
     }
     buffers = {
-        "qg": inputs["qg"][row : row + 1],
+        "query_gate": inputs["qg"][row : row + 1],
         "key_cache": inputs["kc"],
         "value_cache": inputs["vc"],
         "row_tokens": np.array([tokens], np.uint32),
@@ -99,7 +99,7 @@ def combine_operands(golden: Golden) -> tuple[GatedCombineProblem, Operands]:
     return problem, Operands(
         inputs={
             "partials": golden.inputs["part"][None],
-            "qg": golden.inputs["qg"][row : row + 1],
+            "query_gate": golden.inputs["qg"][row : row + 1],
             "row_tokens": np.array([32 * parts], np.uint32),
         },
         outputs={"out": ((1, heads, size), np.dtype(np.float32))},

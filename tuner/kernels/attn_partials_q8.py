@@ -25,13 +25,13 @@ from tuner.oracle.q8_decode import partials_reference, sampled_partials_referenc
 from tuner.problems import Q8DecodeProblem, Q8SelectedProblem
 
 BINDINGS = (
-    Binding(name="qg", buffer="qg", element="float", role="input"),
-    Binding(name="key_words", buffer="key_cache", element="uint", role="input"),
-    Binding(name="key_pairs", buffer="key_cache", element="uvec2", role="input"),
-    Binding(name="key_quads", buffer="key_cache", element="uvec4", role="input"),
-    Binding(name="value_words", buffer="value_cache", element="uint", role="input"),
-    Binding(name="value_pairs", buffer="value_cache", element="uvec2", role="input"),
-    Binding(name="value_quads", buffer="value_cache", element="uvec4", role="input"),
+    Binding(name="query_gate", buffer="query_gate", element="float", role="input"),
+    Binding(name="key_code_words", buffer="key_cache", element="uint", role="input"),
+    Binding(name="key_code_pairs", buffer="key_cache", element="uvec2", role="input"),
+    Binding(name="key_code_quads", buffer="key_cache", element="uvec4", role="input"),
+    Binding(name="value_code_words", buffer="value_cache", element="uint", role="input"),
+    Binding(name="value_code_pairs", buffer="value_cache", element="uvec2", role="input"),
+    Binding(name="value_code_quads", buffer="value_cache", element="uvec4", role="input"),
     Binding(name="row_tokens", buffer="row_tokens", element="uint", role="input"),
     Binding(name="partials", buffer="partials", element="vec2", role="output"),
 )

@@ -114,7 +114,7 @@ CONSTRAINTS = (
 
 BINDINGS = (
     Binding(name="partials", buffer="partials", element="vec2", role="input"),
-    Binding(name="qg", buffer="qg", element="float", role="input"),
+    Binding(name="query_gate", buffer="query_gate", element="float", role="input"),
     Binding(name="row_tokens", buffer="row_tokens", element="uint", role="input"),
     Binding(name="attention", buffer="out", element="float", role="output"),
 )

@@ -2,7 +2,7 @@
 
 Buffers (R rows, H query heads, Hkv KV heads, D head size, T cached tokens, P `max_parts`):
 
-* `qg` float32 [R, H, 2 D]: of each head the query after norm and rope, then its gate;
+* `query_gate` float32 [R, H, 2 D]: of each head the query after norm and rope, then its gate;
 * `key_cache`, `value_cache` uint32: one side each, see `tuner.planar`;
 * `row_tokens` uint32 [R]: tokens that each row sees;
 * `visible` uint32 [R, stride], for lists only: ascending tokens, then padding of 0xFFFFFFFF;
@@ -98,8 +98,8 @@ def make_operands(problem: Q8DecodeProblem, inputs: str, seed: int) -> Operands:
         codes[dead], scales[dead] = -128, np.nan
         sides.append(words)
     gates = np.full_like(drawn.query, np.nan)
-    qg = np.concatenate([drawn.query, gates], axis=-1)
-    return _operands(problem, qg, sides, drawn.lists, SPARE_TOKENS)
+    query_gate = np.concatenate([drawn.query, gates], axis=-1)
+    return _operands(problem, query_gate, sides, drawn.lists, SPARE_TOKENS)
 
 
 def validation_cases(problem: Q8DecodeProblem) -> tuple[ValidationCase, ...]:
@@ -150,11 +150,11 @@ def make_combine_operands(problem: GatedCombineProblem, inputs: str, seed: int) 
         partials[row, :, count:].view(np.uint32)[...] = NO_TOKEN
     gates = rng.standard_normal((*shape[:2], problem.head_size), np.float32)
     gates *= {"gates": 60.0}.get(inputs, 2.0)
-    qg = np.concatenate([np.full_like(gates, np.nan), gates], axis=-1)
+    query_gate = np.concatenate([np.full_like(gates, np.nan), gates], axis=-1)
     out = (problem.rows, problem.query_heads, problem.head_size)
     tokens = (counts * 32 - rng.integers(0, 32, problem.rows)).astype(np.uint32)
     return Operands(
-        inputs={"partials": partials, "qg": qg, "row_tokens": tokens},
+        inputs={"partials": partials, "query_gate": query_gate, "row_tokens": tokens},
         outputs={"out": (out, np.dtype(np.float32))},
         scalars={
             "num_heads": problem.query_heads,
@@ -212,14 +212,14 @@ def _drawn(problem: Q8DecodeProblem, rng: np.random.Generator) -> Drawn:
 
 def _operands(
     problem: Q8DecodeProblem,
-    qg: Floats,
+    query_gate: Floats,
     sides: list[Words],
     lists: list[npt.NDArray[np.int64]],
     spare: int,
 ) -> Operands:
     scalars = scalars_of(problem, spare=spare)
     inputs = {
-        "qg": qg,
+        "query_gate": query_gate,
         "key_cache": sides[0],
         "value_cache": sides[1],
         "row_tokens": problem.row_tokens(),

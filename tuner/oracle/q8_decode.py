@@ -85,10 +85,10 @@ def head_groups(operands: Operands, row: int, kv_head: int) -> HeadGroups:
     tokens = np.arange(count)
     if "visible" in inputs:
         tokens = inputs["visible"][row, :count].astype(np.int64)
-    heads, twice = inputs["qg"].shape[1:]
+    heads, twice = inputs["query_gate"].shape[1:]
     group, head_size = heads // int(scalars["num_kv_heads"]), twice // 2
     first = kv_head * group
-    query = inputs["qg"][row, first : first + group, :head_size].astype(np.float64)
+    query = inputs["query_gate"][row, first : first + group, :head_size].astype(np.float64)
     return planar_groups(
         query,
         (inputs["key_cache"], inputs["value_cache"]),
@@ -173,7 +173,11 @@ def combine_reference(operands: Operands, rows: Array | None = None) -> Referenc
     shape, head_size = operands.outputs["out"][0], operands.outputs["out"][0][-1]
     rows = np.arange(shape[0] * shape[1]) if rows is None else rows
     partials = operands.inputs["partials"].reshape(-1, *operands.inputs["partials"].shape[2:])[rows]
-    gates = operands.inputs["qg"].reshape(-1, 2 * head_size)[rows, head_size:].astype(np.float64)
+    gates = (
+        operands.inputs["query_gate"]
+        .reshape(-1, 2 * head_size)[rows, head_size:]
+        .astype(np.float64)
+    )
     sigmoid = _sigmoid(gates)
     out = joined(partials)[0] * sigmoid
     bound = _combine_bounds(partials, gates, sigmoid)
