@@ -19,6 +19,7 @@ from tuner.kernels.paged_attention_backward import PAGED_ATTENTION_BACKWARD
 from tuner.kernels.paged_decode_floats import PAGED_DECODE_F16, PAGED_DECODE_F32
 from tuner.kernels.paged_decode_q8 import PAGED_DECODE_Q8
 from tuner.kernels.selected_decode import PAGED_SELECTED_Q8
+from tuner.kernels.qsa_chain import QSA_CHAIN
 
 _FAMILIES: dict[str, Family] = {
     f.name: f
@@ -39,6 +40,7 @@ _FAMILIES: dict[str, Family] = {
         ATTN_PARTIALS_Q8,
         ATTN_PARTIALS_SELECTED_Q8,
         GATED_COMBINE,
+        QSA_CHAIN,
         CACHE_WRITE_F32,
         CACHE_WRITE_Q8,
     )

@@ -7,6 +7,7 @@ workgroup takes one part of the tokens of one KV head of one row, for the whole 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from tuner.kernels.base import (
     ArithmeticClass,
@@ -29,6 +30,7 @@ MAX_PARTS = 1024
 MAX_LOGITS = 64
 """Logits of one unrolled step that a lane may hold: query heads times tokens."""
 
+SLICES = (1, 2, 3, 4, 6, 12)
 POLICIES = (
     "upstream",
     "count:1",
@@ -76,7 +78,7 @@ PARAMETERS = (
     ),
     Parameter(
         name="head_slices",
-        values=(1, 2, 3, 4, 6, 12),
+        values=SLICES,
         help="parts into which the query group is dealt out over the subgroups of a workgroup",
         used=tuned,
     ),
@@ -246,7 +248,9 @@ def constants(c: Candidate) -> dict[str, object]:
     }
 
 
-def attend_pass(c: Candidate, push: Mapping[str, int | float], *, selected: bool) -> Pass:
+def attend_pass(
+    c: Candidate, push: Mapping[str, int | float], *, selected: bool | Literal["by row"]
+) -> Pass:
     """The one pass of partial results; `push` has all fields but `num_parts`."""
     count = parts(c)
     return Pass(

@@ -13,6 +13,7 @@ from tuner.problems.paged_attention import PagedAttentionProblem
 from tuner.problems.paged_decode import MAX_SEQUENCES, MAX_TOKENS, PagedDecodeProblem
 from tuner.problems.paged_selected import PagedSelectedProblem
 from tuner.problems.q8_decode import GatedCombineProblem, Q8DecodeProblem, Q8SelectedProblem
+from tuner.problems.qsa_step import QsaStepProblem
 
 AnyProblem = (
     PagedDecodeProblem
@@ -24,6 +25,7 @@ AnyProblem = (
     | Q8DecodeProblem
     | Q8SelectedProblem
     | GatedCombineProblem
+    | QsaStepProblem
     | CacheWriteProblem
 )
 """The union of all problem types, for decoding records."""
@@ -49,4 +51,5 @@ __all__ = [
     "Problem",
     "Q8DecodeProblem",
     "Q8SelectedProblem",
+    "QsaStepProblem",
 ]

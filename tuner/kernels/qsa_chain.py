@@ -1,0 +1,340 @@
+"""A whole decode step of block-sparse-indexed attention as one job of several passes.
+
+Steps 2 to 7 of the third system: raw index keys appended, keys of completed blocks, indexer
+queries, scores, selection, norm and rope, append to the planar cache, split-T attention dense or
+over each row's list, and the gated join. Every pass is a variant of the family of its step, over
+the chain's buffers. Steps that have nothing to do are not launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Literal
+
+from tuner.kernels import q8_lanes
+from tuner.kernels.base import (
+    ArithmeticClass,
+    Binding,
+    BufferRole,
+    Candidate,
+    Constraint,
+    Family,
+    Parameter,
+    Pass,
+    PushField,
+    Value,
+    Values,
+)
+from tuner.kernels.qsa_operands import make_operands, scalars_of, validation_cases
+from tuner.kernels.qsa_steps import (
+    ATTEND,
+    ATTENDS,
+    BASELINE,
+    COMBINE,
+    COMBINES,
+    LIGHT,
+    LIGHT_STEPS,
+    SCORE,
+    SCORES,
+    SELECT,
+    SELECTS,
+    Made,
+    Step,
+)
+from tuner.kernels.space import canonical, reasons
+from tuner.oracle.qsa_chain import chain_reference, sampled_chain_reference
+from tuner.problems import QsaStepProblem
+
+SPLITS = ("upstream", "count:16", "count:32", "count:64", "device:1", "device:2", "device:4")
+VALIDATED_SPLIT = "count:16"
+LARGEST_SPLIT = 64
+
+PARAMETERS = (
+    Parameter(
+        name="schedule",
+        values=("serial", "beside"),
+        help="serial: a barrier before every step; beside: steps that need nothing of each other "
+        "share the time between two barriers",
+    ),
+    Parameter(
+        name="subgroup_size",
+        values=(8, 16, 32, 64),
+        help="lanes of a subgroup that all tuned steps are built for",
+    ),
+    Parameter(
+        name="light_steps",
+        values=tuple(LIGHT),
+        help="appends, block keys, queries, norm and rope: as upstream has them, or in registers",
+    ),
+    Parameter(name="score", values=tuple(SCORES), help="scores of index blocks"),
+    Parameter(name="select", values=tuple(SELECTS), help="the best blocks of each row"),
+    Parameter(name="attend", values=tuple(ATTENDS), help="partial attention"),
+    Parameter(
+        name="split",
+        values=SPLITS,
+        help="into how many parts a row's tokens are dealt out, see attn_partials_q8",
+        used=lambda values: values["attend"] != BASELINE,
+    ),
+    Parameter(name="combine", values=tuple(COMBINES), help="join of the parts, and the gate"),
+)
+
+
+def _checked(choices: Mapping[str, Made], step: Step, name: str) -> Constraint:
+    """A rule: what is chosen for a step must be legal in the step's family."""
+
+    def check(c: Candidate) -> str | None:
+        return _why_not(c, step, choices[c[name]], name)
+
+    return Constraint(needs=("subgroup_size", name), check=check)
+
+
+def _why_not(c: Candidate, step: Step, made: Made, name: str) -> str | None:
+    sub = step.candidate(made(c["subgroup_size"], c.problem), c.problem, c.device)
+    found = reasons(step.family, canonical(step.family, sub.values), sub.problem, c.device)
+    return f"{name}: {found[0]}" if found else None
+
+
+def _check_light(c: Candidate) -> str | None:
+    needed = dict(LIGHT_STEPS)
+    if c.problem.budget == 0:
+        needed = {name: LIGHT_STEPS[name] for name in ("norm_rope", "kv_append")}
+    chosen = LIGHT[c["light_steps"]]
+    found = (_why_not(c, step, chosen[name], name) for name, step in needed.items())
+    return next((reason for reason in found if reason), None)
+
+
+def _check_dense(c: Candidate) -> str | None:
+    if c.problem.budget == 0 and (c["score"], c["select"]) != (BASELINE, BASELINE):
+        return "a dense step (budget 0) scores and selects nothing: both must be baseline"
+    return None
+
+
+def _check_attend(c: Candidate) -> str | None:
+    made = _attend_values(c)
+    sub = ATTEND.candidate(made, c.problem, c.device)
+    found = reasons(ATTEND.family, canonical(ATTEND.family, sub.values), sub.problem, c.device)
+    return f"attend: {found[0]}" if found else None
+
+
+def _attend_values(c: Candidate) -> Mapping[str, Value]:
+    made = ATTENDS[c["attend"]](c["subgroup_size"], c.problem)
+    return made if c["attend"] == BASELINE else {**made, "split": c["split"]}
+
+
+def _check_size(c: Candidate) -> str | None:
+    """Where nothing is tuned, one size stands for all."""
+    tuned = [c[name] for name in ("light_steps", "score", "select", "attend")]
+    if set(tuned) == {BASELINE} and c["subgroup_size"] != PARAMETERS[1].values[0]:
+        return "no step is built for a subgroup size: it must be 8, which stands for any"
+    return None
+
+
+CONSTRAINTS = (
+    Constraint(needs=("score", "select"), check=_check_dense),
+    Constraint(needs=("subgroup_size", "light_steps"), check=_check_light),
+    _checked(SCORES, SCORE, "score"),
+    _checked(SELECTS, SELECT, "select"),
+    Constraint(needs=("subgroup_size", "attend", "split"), check=_check_attend),
+    _checked(COMBINES, COMBINE, "combine"),
+    Constraint(
+        needs=("subgroup_size", "light_steps", "score", "select", "attend"), check=_check_size
+    ),
+)
+
+ROLES: Mapping[str, BufferRole] = {
+    **dict.fromkeys(("query_gate", "key", "index_keys", "block_keys"), "state"),
+    **dict.fromkeys(("key_cache", "value_cache"), "state"),
+    **dict.fromkeys(("index_query", "scores", "visible", "visible_count"), "output"),
+    **dict.fromkeys(("block_mask", "out"), "output"),
+    "partials": "scratch",
+}
+"""Buffers that some step writes; all others are inputs."""
+
+
+def _bindings() -> tuple[Binding, ...]:
+    """Every view that any step needs, once."""
+    steps = (*LIGHT_STEPS.values(), SCORE, SELECT, ATTEND, COMBINE)
+    views = {
+        binding.name: replace(binding, role=_role(binding))
+        for step in steps
+        for binding in step.family.bindings
+    }
+    return tuple(views.values())
+
+
+def _role(binding: Binding) -> BufferRole:
+    if binding.role in ("scratch", "counter"):
+        return binding.role
+    return ROLES.get(binding.buffer, "input")
+
+
+def _push_fields() -> tuple[PushField, ...]:
+    steps = (*LIGHT_STEPS.values(), SCORE, SELECT, ATTEND, COMBINE)
+    fields = {field.name: field for step in steps for field in step.family.push_fields}
+    return tuple(fields.values())
+
+
+BINDINGS = _bindings()
+PUSH_FIELDS = _push_fields()
+
+
+def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...]:
+    known = {field.name: scalars.get(field.name, 0) for field in PUSH_FIELDS}
+    if not scalars:
+        known = {}
+    parts = q8_lanes.parts(ATTEND.candidate(_attend_values(c), c.problem, c.device))
+    if known:
+        known |= {"num_parts": parts, "max_parts": parts}
+    found: list[Pass] = []
+    for stretch in _stretches(c):
+        first = True
+        for each in stretch:
+            beside = not first and c["schedule"] == "beside"
+            found.append(replace(each, push={**known, **each.push, **_own(known)}, beside=beside))
+            first = False
+    return tuple(found)
+
+
+def _own(known: Mapping[str, int | float]) -> dict[str, int | float]:
+    """What the chain decides, whatever a step's family would."""
+    return {name: known[name] for name in ("num_parts", "max_parts") if name in known}
+
+
+def _stretches(c: Candidate) -> Iterator[tuple[Pass, ...]]:
+    """Passes between which there may be no barrier; each stretch needs those before it."""
+    problem: QsaStepProblem = c.problem
+    light = LIGHT[c["light_steps"]]
+
+    def of(name: str) -> tuple[Pass, ...]:
+        return _taken(c, LIGHT_STEPS[name], light[name])
+
+    sparse = problem.budget > 0
+    begin = of("append") if sparse else ()
+    if problem.selects:
+        begin += of("query")
+    yield (*begin, *of("norm_rope"))
+    append = of("kv_append")
+    if problem.completes:
+        yield (*of("blocks"), *append)
+        append = ()
+    if problem.selects:
+        yield (*_taken(c, SCORE, SCORES[c["score"]]), *append)
+        yield _taken(c, SELECT, SELECTS[c["select"]])
+    elif append:
+        yield append
+    yield _taken(c, ATTEND, lambda _size, _problem: _attend_values(c))
+    yield _taken(c, COMBINE, COMBINES[c["combine"]])
+
+
+def _taken(c: Candidate, step: Step, made: Made) -> tuple[Pass, ...]:
+    """A step's passes, with all that its family's template reads."""
+    sub = step.candidate(made(c["subgroup_size"], c.problem), c.problem, c.device)
+    more: dict[str, object] = {"step_template": step.family.template}
+    if step is ATTEND:
+        more |= {
+            "selected": _selected(c.problem),
+            "ratio": c.problem.ratio,
+            "kept_blocks": c.problem.budget // c.problem.ratio,
+        }
+    if step is COMBINE:
+        sub = replace(sub, problem=c.problem.combine(1))
+    passes = step.family.passes(sub, {})
+    several = len(passes) > 1
+    return tuple(
+        replace(
+            each,
+            name=f"{step.family.name} {each.name}" if several else step.family.name,
+            constants={**sub.values, **each.constants, **more},
+            groups=each.groups,
+        )
+        for each in passes
+    )
+
+
+def _selected(problem: QsaStepProblem) -> Literal["by row"] | bool:
+    return "by row" if problem.budget else False
+
+
+def _arithmetic(values: Values) -> ArithmeticClass:
+    """That of the attention: the other steps are all of float32's class."""
+    made = ATTENDS[str(values["attend"])]
+    geometry = QsaStepProblem(context=1)
+    return q8_lanes.arithmetic(ATTEND.values(made(int(values["subgroup_size"]), geometry)))
+
+
+def _validated_as(c: Candidate) -> Values:
+    """The same kernels, cut into parts of a few chunks."""
+    return c.values if c["attend"] == BASELINE else {**c.values, "split": VALIDATED_SPLIT}
+
+
+def _scratch_bytes(c: Candidate) -> dict[str, int]:
+    parts = q8_lanes.parts(ATTEND.candidate(_attend_values(c), c.problem, c.device))
+    heads = c.problem.rows * c.problem.query_heads
+    select = SELECT.candidate(
+        SELECTS[c["select"]](c["subgroup_size"], c.problem), c.problem, c.device
+    )
+    own = {"partials": 4 * heads * parts * (c.problem.head_size + 2)}
+    return SELECT.family.scratch_bytes(select) | own
+
+
+def _bytes_moved(problem: QsaStepProblem) -> int:
+    """Tokens and scales that some row sees, keys of the complete blocks, projections and output."""
+    rows = problem.row_tokens().astype("int64")
+    dense = rows[~problem.selective()]
+    tokens = int(rows[problem.selective()].sum()) + int(dense.max(initial=0))
+    row = problem.kv_heads * problem.head_size
+    moved = 2 * min(tokens, problem.context) * (row + row // 16)
+    vectors = 3 * problem.query_heads * problem.head_size + 3 * row
+    moved += 4 * problem.rows * vectors
+    if problem.budget:
+        index = problem.indexer
+        moved += 4 * problem.rows * (index.index_heads + 1) * index.index_dim
+    if problem.selects:
+        moved += 2 * index.end_block * index.index_dim
+    return moved
+
+
+def _start(**values: int | str) -> Values:
+    return {parameter.name: parameter.values[0] for parameter in PARAMETERS} | values
+
+
+STARTS = tuple(
+    _start(
+        schedule="beside",
+        subgroup_size=size,
+        light_steps="registers",
+        score=score,
+        select=select,
+        attend=attend,
+        split=split,
+        combine="groups4",
+    )
+    for size in (32, 64, 16, 8)
+    for score, select in (("lanes8", "parts16"), ("lanes4", "workgroup"), (BASELINE, BASELINE))
+    for attend in ("f16", "f32", "int_dot")
+    for split in ("count:64", "device:2")
+)
+
+QSA_CHAIN = Family(
+    name="qsa_chain",
+    summary="a whole decode step of block-sparse-indexed attention over the planar q8 cache",
+    template="qsa_chain.comp.jinja",
+    problem_type=QsaStepProblem,
+    parameters=PARAMETERS,
+    constraints=CONSTRAINTS,
+    bindings=BINDINGS,
+    push_fields=PUSH_FIELDS,
+    baseline=_start(),
+    starts=STARTS,
+    arithmetic=_arithmetic,
+    passes=_passes,
+    scratch_bytes=_scratch_bytes,
+    operands=make_operands,
+    reference=chain_reference,
+    sampled_reference=sampled_chain_reference,
+    validation_cases=validation_cases,
+    bytes_moved=_bytes_moved,
+    scalars=scalars_of,
+    validated_as=_validated_as,
+)
