@@ -180,7 +180,7 @@ def compile_passes(
             )
             for p, c in zip(passes, compiled, strict=True)
         ),
-        bindings=tuple(binding.buffer for binding in family.bindings),
+        bindings=family.slots,
         scratch_bytes=family.scratch_bytes(candidate),
         counters=tuple(name for name, role in family.buffers.items() if role == "counter"),
     )

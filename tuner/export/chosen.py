@@ -113,8 +113,14 @@ def abi_of(family: Family) -> Abi:
     """Bindings and push constants that all variants of the family share."""
     return Abi(
         bindings=tuple(
-            AbiBinding(binding=number, name=b.name, buffer=b.buffer, element=b.element, role=b.role)
-            for number, b in enumerate(family.bindings)
+            AbiBinding(
+                binding=place if b.number is None else b.number,
+                name=b.name,
+                buffer=b.buffer,
+                element=b.element,
+                role=b.role,
+            )
+            for place, b in enumerate(family.bindings)
         ),
         push_constants=tuple(
             AbiPushConstant(name=f.name, type=f.type, offset=4 * place)

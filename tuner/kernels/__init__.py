@@ -18,8 +18,8 @@ from tuner.kernels.paged_attention import PAGED_ATTENTION
 from tuner.kernels.paged_attention_backward import PAGED_ATTENTION_BACKWARD
 from tuner.kernels.paged_decode_floats import PAGED_DECODE_F16, PAGED_DECODE_F32
 from tuner.kernels.paged_decode_q8 import PAGED_DECODE_Q8
-from tuner.kernels.selected_decode import PAGED_SELECTED_Q8
 from tuner.kernels.qsa_chain import QSA_CHAIN
+from tuner.kernels.selected_decode import PAGED_SELECTED_Q8
 
 _FAMILIES: dict[str, Family] = {
     f.name: f

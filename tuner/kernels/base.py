@@ -68,9 +68,10 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
-    """One storage-buffer binding; its number is its place in `Family.bindings`.
+    """One storage-buffer binding; its number is its place in `Family.bindings`, or `number`.
 
-    Several bindings may view one `buffer` with different element types (`uint` and `uvec4`).
+    Several bindings may view one `buffer` with different element types (`uint` and `uvec4`), and
+    may then have one number, where a device has too few for each view to have its own.
     `role` says who fills the buffer: "input" the host, "output" and "scratch" the kernel; "state"
     comes from the host and is written too; "counter" is scratch that is all zero before a launch,
     and that the kernel leaves all zero.
@@ -80,6 +81,7 @@ class Binding:
     buffer: str
     element: str
     role: BufferRole
+    number: int | None = None
 
     @property
     def access(self) -> str:
@@ -253,6 +255,15 @@ class Family:
             for parameter in self.parameters
             if parameter.used is None or parameter.used(values)
         }
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The buffer behind each binding number."""
+        numbered = {
+            place if binding.number is None else binding.number: binding.buffer
+            for place, binding in enumerate(self.bindings)
+        }
+        return tuple(numbered[number] for number in range(len(numbered)))
 
     @property
     def buffers(self) -> dict[str, BufferRole]:

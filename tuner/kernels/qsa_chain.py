@@ -153,14 +153,15 @@ ROLES: Mapping[str, BufferRole] = {
 
 
 def _bindings() -> tuple[Binding, ...]:
-    """Every view that any step needs, once."""
+    """Every view that any step needs, once; views of one buffer share a number."""
     steps = (*LIGHT_STEPS.values(), SCORE, SELECT, ATTEND, COMBINE)
     views = {
         binding.name: replace(binding, role=_role(binding))
         for step in steps
         for binding in step.family.bindings
     }
-    return tuple(views.values())
+    buffers = list(dict.fromkeys(view.buffer for view in views.values()))
+    return tuple(replace(view, number=buffers.index(view.buffer)) for view in views.values())
 
 
 def _role(binding: Binding) -> BufferRole:
@@ -220,7 +221,8 @@ def _stretches(c: Candidate) -> Iterator[tuple[Pass, ...]]:
         append = ()
     if problem.selects:
         yield (*_taken(c, SCORE, SCORES[c["score"]]), *append)
-        yield _taken(c, SELECT, SELECTS[c["select"]])
+        for each in _taken(c, SELECT, SELECTS[c["select"]]):
+            yield (each,)
     elif append:
         yield append
     yield _taken(c, ATTEND, lambda _size, _problem: _attend_values(c))

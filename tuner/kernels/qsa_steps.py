@@ -99,7 +99,7 @@ def _appended(size: int, _problem: QsaStepProblem) -> Mapping[str, Value]:
 
 
 LIGHT: Mapping[str, Mapping[str, Made]] = {
-    BASELINE: {name: _baseline for name in ("append", "blocks", "query", "norm_rope", "kv_append")},
+    BASELINE: dict.fromkeys(("append", "blocks", "query", "norm_rope", "kv_append"), _baseline),
     "registers": {
         "append": _packed,
         "blocks": _vector,

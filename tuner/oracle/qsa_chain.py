@@ -138,7 +138,8 @@ def _reference(
         shares = [_share(name, operands, left, sampled, count) for name in names]
         if selective_rows(operands).any():
             shares.append(_list_share(operands, left))
-        wanted = np.concatenate([_one_head(operands, left, row, head) for row, head in pairs])
+        with np.errstate(all="ignore"):
+            wanted = np.concatenate([_one_head(operands, left, row, head) for row, head in pairs])
         got = outputs["out"].reshape(-1, size)[flat].astype(np.float64)
         return {"steps": np.array(shares)[:, None], "attention": got - wanted}
 
@@ -165,7 +166,7 @@ def _stepped(operands: Operands) -> dict[str, Array]:
     """What attention reads, without going through every score: the lists do not change its bounds
     by much, so that any list of the right length will do."""
     light = replace(operands, scalars={**operands.scalars, "budget": 0})
-    found = {name: array for name, array in operands.inputs.items()}
+    found = dict(operands.inputs)
     size = found["key"].shape[-1]
     gates = found["query_gate"][..., size:]
     rotated = _normed(light, found["query_gate"][..., :size], "query_weight")
@@ -215,8 +216,10 @@ def _share(name: str, operands: Operands, left: Buffers, sampled: bool, count: i
         own = replace(own, inputs={**inputs, **flat}, outputs=caches)
     if name == "index_score":
         own = replace(own, outputs={"scores": operands.outputs["scores"]})
-    reference = judged.sampled(own, count) if sampled else judged.whole(own)
-    verdict = judge(left, reference, "f32", name)
+    # What a step before left may be anything at all.
+    with np.errstate(all="ignore"):
+        reference = judged.sampled(own, count) if sampled else judged.whole(own)
+        verdict = judge(left, reference, "f32", name)
     if verdict.check.bound > 0:
         return float(verdict.check.error / verdict.check.bound)
     return 0.0 if verdict.ok else NOT_RIGHT

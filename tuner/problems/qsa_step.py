@@ -114,7 +114,7 @@ class QsaStepProblem(Problem, frozen=True, kw_only=True, tag="qsa_step"):
 
     @property
     def attention(self) -> Q8DecodeProblem:
-        """Attention of all rows, as far as its geometry goes: over as many tokens as any row sees."""
+        """Attention, as far as its geometry goes: over as many tokens as any row sees."""
         return Q8DecodeProblem(
             rows=self.rows,
             tokens=int(self.row_tokens().max()),
