@@ -300,11 +300,12 @@ def test_a_kernel_broken_on_purpose_is_found(
 @pytest.mark.parametrize("device", [gpu(), narrow_cpu()], ids=["gpu", "cpu"])
 def test_kernels_are_valid_spirv_and_timed_as_validated(of: Family, device: DeviceInfo) -> None:
     problem = geometries(of.kind)[0]
-    case = of.validation_cases(problem)[0].problem
+    first = of.validation_cases(problem)[0]
+    case = first.problem
     sources = {}
     for values in pairwise(legal(of, problem, device)):
         timed = render_passes(of, values, problem, device, scalars=of.timing_scalars(problem))
-        checked = of.validation_values(Candidate(values, problem, device))
+        checked = of.validation_values(Candidate(values, problem, device), first)
         assert not reasons(of, checked, case, device)
         small = render_passes(of, checked, case, device, scalars=of.timing_scalars(case))
         assert [each.rendered.text for each in small] == [each.rendered.text for each in timed]

@@ -23,6 +23,7 @@ from tuner.kernels.base import (
     Parameter,
     Pass,
     PushField,
+    ValidationCase,
     Value,
     Values,
 )
@@ -265,7 +266,7 @@ def _arithmetic(values: Values) -> ArithmeticClass:
     return q8_lanes.arithmetic(ATTEND.values(made(int(values["subgroup_size"]), geometry)))
 
 
-def _validated_as(c: Candidate) -> Values:
+def _validated_as(c: Candidate, _case: ValidationCase) -> Values:
     """The same kernels, cut into parts of a few chunks."""
     return c.values if c["attend"] == BASELINE else {**c.values, "split": VALIDATED_SPLIT}
 
