@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.toy_family import TOY, ToyCompiler, toy_device, toy_problem, toy_render, toy_runner
-from tuner.evaluate import FINAL, Evaluator, Session
+from tuner.evaluate import FINAL, REFERENCE, Evaluator, Session
 from tuner.kernels.base import Values
 from tuner.kernels.space import legal
 from tuner.problems import Problem
@@ -88,7 +88,11 @@ def marks_of(values: Values) -> tuple[str, ...]:
 
 def searched(folder: Path) -> list[Record]:
     """The records of the search, without those of finals."""
-    return [record for record in Store(folder, read_only=True).records() if record.note != FINAL]
+    return [
+        record
+        for record in Store(folder, read_only=True).records()
+        if record.note not in (FINAL, REFERENCE)
+    ]
 
 
 @functools.cache

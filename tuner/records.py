@@ -121,6 +121,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Samples of each round, where they were taken in several, with others' rounds in between."""
     interleaved: str = ""
     """A name that records share whose rounds were taken in turns."""
+    rounds_repeated: int = 0
+    """Rounds thrown away and taken again, because the reference variant changed meanwhile."""
+    reference_ns: tuple[float, ...] = ()
+    """Medians of the reference variant before each round, also of those repeated, and at the end.
+    """
     median_ns: float | None = None
     low_ns: float | None = None
     high_ns: float | None = None

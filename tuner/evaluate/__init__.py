@@ -12,7 +12,7 @@ from tuner.evaluate.building import (
     variant_key,
 )
 from tuner.evaluate.evaluator import Evaluator
-from tuner.evaluate.finals import FINAL, measure_again
+from tuner.evaluate.finals import DRIFT_LIMIT, FINAL, REFERENCE, measure_again, time_again
 from tuner.evaluate.residents import ResidentCases, copies_for
 from tuner.evaluate.trials import (
     Draft,
@@ -25,7 +25,9 @@ from tuner.evaluate.trials import (
 )
 
 __all__ = [
+    "DRIFT_LIMIT",
     "FINAL",
+    "REFERENCE",
     "Built",
     "Draft",
     "Evaluator",
@@ -44,6 +46,7 @@ __all__ = [
     "pack_push",
     "render_context",
     "render_passes",
+    "time_again",
     "utc_now",
     "variant_key",
 ]

@@ -217,8 +217,11 @@ class Evaluator:
         measurements: Sequence[Measurement] = (),
         *,
         note: str = "",
+        in_rounds: bool = False,
     ) -> Record:
         """The record of a trial: correct if it was measured and `findings` has no failure.
+
+        `in_rounds`: other variants were measured between the measurements.
 
         Raises:
             TrialLostDeviceError: the failure is a lost device, which the runner cannot replace.
@@ -227,7 +230,7 @@ class Evaluator:
         timing: dict[str, Any] = {}
         if failure is None:
             try:
-                timing = timing_fields(measurements)
+                timing = timing_fields(measurements, in_rounds=in_rounds)
             except MeasurementError as error:
                 failure = failure_of(error)
         info, draft = self._info, trial.draft

@@ -12,17 +12,23 @@ from tuner.timing import summarise
 Range = tuple[float, float]
 
 
-def timing_fields(measurements: Sequence[Measurement]) -> dict[str, Any]:
+def timing_fields(
+    measurements: Sequence[Measurement], *, in_rounds: bool = False
+) -> dict[str, Any]:
     """The record's fields for the samples of all measurements together.
+
+    `in_rounds`: others were measured between them, so that each is a round of its own.
 
     Raises:
         MeasurementError: there are no samples, or impossible ones.
     """
     samples = tuple(sample for measured in measurements for sample in measured.samples_ns)
-    summary = summarise(samples)
+    rounds = tuple(len(measured.samples_ns) for measured in measurements) if in_rounds else ()
+    summary = summarise(samples, rounds)
     last = measurements[-1]
     return {
         "samples_ns": samples,
+        "rounds": rounds,
         "median_ns": summary.median_ns,
         "low_ns": summary.low_ns,
         "high_ns": summary.high_ns,

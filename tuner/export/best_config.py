@@ -148,7 +148,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tied(msgspec.Struct, frozen=True, kw_only=True):
-    """A variant that the samples do not prove slower: its interval overlaps the chosen one's."""
+    """Another variant that the samples do not show to be slower than the fastest."""
 
     values: dict[str, int | str]
     median_us: float

@@ -42,7 +42,7 @@ from tuner.records import Record
 from tuner.results import Outcome, Store, outcomes
 from tuner.results.files import make_folder, write_atomic
 from tuner.results.front import front
-from tuner.results.outcomes import interval, tied_with
+from tuner.results.outcomes import interval, leading
 from tuner.runner.protocol import Job, JobPass
 
 Build = Callable[[Family, Problem, Values], Job]
@@ -70,10 +70,12 @@ def export_best_config(
 ) -> Exported:
     """Write `best-config.json` and the SPIR-V it names into the store's folder.
 
-    Chosen is the lowest median among the correct records of this device's name and driver. `build`
-    makes the chosen variant anew; `identify`, where given, computes the identity a record's variant
-    has today on the card that it was measured on: another card of the same model and driver is as
-    good. Records of another identity (sources or compiler have changed since) are passed over.
+    Chosen is the best of the correct records of this device's name and driver: the fastest or, of
+    those that were timed in turns and are tied with it, the simplest (see `tuner.results.Outcome`).
+    `build` makes the chosen variant anew; `identify`, where given, computes the identity that a
+    record's variant has today on the card that it was measured on: another card of the same model
+    and driver is as good. Records of another identity (sources or compiler have changed since) are
+    passed over.
     Each file is replaced by renaming, the configuration last, so what can be read is whole.
 
     Raises:
@@ -156,7 +158,9 @@ class _Exporter:
             self.left_out.append(f"{where}: {error}")
             return None
         reasons: list[str] = []
-        for place, record in enumerate(outcome.ranked):
+        leaders = outcome.leaders
+        order = (*leaders, *(record for record in outcome.ranked if record not in leaders))
+        for place, record in enumerate(order):
             try:
                 if not self._is_current(family, record):
                     reasons.append("sources or compiler have changed since")
@@ -165,7 +169,8 @@ class _Exporter:
             except TunerError as error:
                 reasons.append(str(error))
                 continue
-            tied = self._tied(family, record, outcome.ranked[place + 1 :])
+            rivals = leaders if place < len(leaders) else leading(order[place:])
+            tied = self._current(family, [each for each in rivals if each is not record])
             return self._made(family, record, job, outcome, tied)
         why = f"none of {len(reasons)} correct variants is usable: {reasons[0]}" if reasons else ""
         self.left_out.append(f"{where}: {why or 'no correct variant'}")
@@ -176,15 +181,15 @@ class _Exporter:
             return True
         return self.identify(family, record) == record.variant
 
-    def _tied(self, family: Family, chosen: Record, others: Iterable[Record]) -> tuple[Record, ...]:
-        tied = []
-        for record in tied_with(chosen, others):
+    def _current(self, family: Family, records: Iterable[Record]) -> tuple[Record, ...]:
+        current = []
+        for record in records:
             try:
                 if self._is_current(family, record):
-                    tied.append(record)
+                    current.append(record)
             except TunerError:
                 continue  # A variant that is no longer legal is no alternative.
-        return tuple(tied)
+        return tuple(current)
 
     def _made(
         self, family: Family, record: Record, job: Job, outcome: Outcome, tied: Iterable[Record]

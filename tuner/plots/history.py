@@ -14,7 +14,7 @@ from tuner.device_info import DeviceInfo
 from tuner.plots import problems, style
 from tuner.records import Record
 from tuner.results import Outcome, outcomes
-from tuner.results.outcomes import FINAL, BaselineOf, is_timed
+from tuner.results.outcomes import FINAL, REFERENCE, BaselineOf, is_timed
 
 MAX_PANELS = 6
 FAILURES = {
@@ -38,7 +38,7 @@ def search_history(
     With more problems than panels, those with the most trials are shown.
     """
     # The final measurement is no part of the search.
-    source = style.source([r for r in records if r.note != FINAL], device)
+    source = style.source([r for r in records if r.note not in (FINAL, REFERENCE)], device)
     found = outcomes(source.records, baseline_of=baseline_of)
     most = sorted(found, key=lambda outcome: -len(outcome.records))[:MAX_PANELS]
     shown = problems.in_order(most)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from tuner.errors import UnknownNameError
 from tuner.problems import Problem
 from tuner.records import Record
-from tuner.timing import overlap
+from tuner.results.repeats import series
+from tuner.results.simplicity import simplest
+from tuner.timing import compare, overlap
 
 if TYPE_CHECKING:
     from tuner.kernels.base import Values
 
 FINAL = "final"
 """The note of records that `tuner.evaluate` makes by timing the best variants again, in turns."""
+REFERENCE = "reference"
+"""The note of records of a variant that a search times again and again, to see drift."""
+NEAR = 0.01
+"""How much slower than the fastest a variant may be to be preferred as the simpler one."""
 
 BaselineOf: TypeAlias = "Callable[[str], Values | None]"
 
@@ -28,8 +34,9 @@ class Outcome:
     `records` holds the newest record of each variant, in the order of appending. `ranked` are the
     correct ones, fastest first: those of a final measurement, where there was one, before all
     others, as only these were timed side by side; then by median, upper bound and variant, so that
-    the same records always have the same best. `best` is the first of them, `tied` those of the
-    same standing whose interval overlaps that of the best: not proven slower.
+    the same records always have the same best. `leaders` are the fastest and those of the same
+    standing that the samples do not show to be slower, the preferred one first: the fastest or,
+    where they were timed in turns, the simplest of those within `NEAR` of it.
     """
 
     device: str
@@ -38,18 +45,19 @@ class Outcome:
     problem: Problem
     records: tuple[Record, ...]
     ranked: tuple[Record, ...]
+    leaders: tuple[Record, ...]
     baseline: Record | None
     failures: Mapping[str, int]
 
     @property
     def best(self) -> Record | None:
-        """The fastest correct variant, if any is correct."""
-        return self.ranked[0] if self.ranked else None
+        """The variant to use, if any is correct: the simplest of the fastest."""
+        return self.leaders[0] if self.leaders else None
 
     @property
     def tied(self) -> tuple[Record, ...]:
-        """The variants that the samples do not prove slower than the best, fastest first."""
-        return tied_with(self.ranked[0], self.ranked[1:]) if self.ranked else ()
+        """The other variants that the samples do not show to be slower than the fastest."""
+        return self.leaders[1:]
 
     @property
     def speedup(self) -> float | None:
@@ -77,9 +85,14 @@ def outcomes(
 
 
 def latest(records: Iterable[Record]) -> tuple[Record, ...]:
-    """The newest record of each variant, in the order in which variants first appear."""
+    """The newest record of each variant, in the order in which variants first appear.
+
+    What was measured as a reference does not count: it stands beside a record of its own.
+    """
     newest: dict[str, Record] = {}
     for record in records:
+        if record.note == REFERENCE:
+            continue
         known = newest.get(record.variant)
         if known is None or known.time <= record.time:
             newest[record.variant] = record
@@ -116,14 +129,29 @@ def interval(record: Record) -> tuple[float, float]:
     return low, high
 
 
-def tied_with(chosen: Record, others: Iterable[Record]) -> tuple[Record, ...]:
-    """Those of `others` that were measured like `chosen` and whose interval overlaps its."""
-    final = chosen.note == FINAL
-    return tuple(
-        other
-        for other in others
-        if (other.note == FINAL) == final and overlap(interval(chosen), interval(other))
-    )
+def leading(ranked: Sequence[Record]) -> tuple[Record, ...]:
+    """See `Outcome.leaders`; `ranked` has the fastest first."""
+    if not ranked:
+        return ()
+    fastest, *others = ranked
+    tied = [fastest, *(other for other in others if _is_tied(fastest, other))]
+    limit = (1 + NEAR) * _median(fastest)
+    near = [record for record in tied if record.interleaved and _median(record) <= limit]
+    preferred = simplest(near) if near else fastest
+    return preferred, *(record for record in tied if record is not preferred)
+
+
+def _is_tied(fastest: Record, other: Record) -> bool:
+    """Whether the two are of the same standing, and `other` is not shown to be slower.
+
+    What was timed in turns is compared round by round; for the rest intervals must overlap.
+    """
+    if (fastest.note == FINAL) != (other.note == FINAL):
+        return False
+    if fastest.interleaved and fastest.interleaved == other.interleaved:
+        found = compare(series(fastest), series(other), resamples=1000)
+        return found.verdict != "slower"
+    return overlap(interval(fastest), interval(other))
 
 
 def _outcome(records: tuple[Record, ...], baseline: Values | None) -> Outcome:
@@ -136,6 +164,7 @@ def _outcome(records: tuple[Record, ...], baseline: Values | None) -> Outcome:
         problem=first.problem,
         records=records,
         ranked=ranked,
+        leaders=leading(ranked),
         baseline=next((r for r in ranked if baseline and r.values == dict(baseline)), None),
         failures=Counter(r.state for r in records if r.state != "correct"),
     )

@@ -19,6 +19,7 @@ from tuner.records import Calibration, Record
 from tuner.results.files import reason, write_atomic
 from tuner.results.journal import JournalWriter, Repair, read_journal
 from tuner.results.lock import FolderLock
+from tuner.results.outcomes import REFERENCE
 
 RECORDS = "records.jsonl"
 CALIBRATIONS = "calibrations.jsonl"
@@ -82,7 +83,7 @@ class Store:
         return max(made, key=lambda c: c.time, default=None)
 
     def find(self, variant: str) -> Record | None:
-        """The newest record of that variant: what makes measuring it again unnecessary."""
+        """The newest record of that variant, references aside: why it need not be measured again."""
         return self._by_variant.get(variant)
 
     def by_problem(self) -> dict[tuple[str, Problem], tuple[Record, ...]]:
@@ -175,6 +176,8 @@ class Store:
         return self._writers
 
     def _remember(self, record: Record) -> None:
+        if record.note == REFERENCE:
+            return
         known = self._by_variant.get(record.variant)
         if known is None or known.time <= record.time:
             self._by_variant[record.variant] = record

@@ -8,10 +8,11 @@ from tuner.evaluate import FINAL, Evaluator, TrialLostDeviceError, measure_again
 from tuner.kernels.space import canonical
 from tuner.records import Record
 from tuner.results import Outcome, outcomes
-from tuner.runner.protocol import BREAKDOWN_SAMPLES, MeasurePlan
+from tuner.runner.protocol import MeasurePlan
 from tuner.search.desk import RecordStore, is_timed
 from tuner.search.settings import Progress, Settings
 from tuner.search.tally import Tally
+from tuner.timing import MIN_ROUNDS
 
 CLOSE = 1.05
 """How much slower than the best a finalist may be, where the intervals do not overlap."""
@@ -46,7 +47,14 @@ def hold_finals(
         trials = [evaluator.prepare(evaluator.draft(record.values)) for record in chosen]
         plan = _final_plan(evaluator.session.plan)
         try:
-            records = measure_again(evaluator, trials, rounds=settings.final_rounds, plan=plan)
+            records = measure_again(
+                evaluator,
+                trials,
+                plan=plan,
+                rounds=settings.final_rounds,
+                most_rounds=settings.most_final_rounds,
+                seconds=tally.finals_seconds,
+            )
         except TrialLostDeviceError as lost:
             store.append(lost.record)
             raise
@@ -86,13 +94,14 @@ def finalists(outcome: Outcome, limit: int) -> tuple[Record, ...]:
 
 
 def _final_plan(plan: MeasurePlan) -> MeasurePlan:
-    """A round takes half of a search's measurement, and breaks some launches down."""
+    """A round takes a part of a search's measurement, and no look at its precision: rounds count
+    alike, and it is their number that makes the result precise."""
     return msgspec.structs.replace(
         plan,
+        precision=0.0,
         min_samples=max(3, plan.min_samples // 2),
-        max_samples=max(3, plan.max_samples // 2),
-        budget_ms=plan.budget_ms / 2,
+        max_samples=max(3, plan.max_samples // 4),
+        budget_ms=plan.budget_ms / 4,
         give_up_ns=None,
-        energy_ms=plan.energy_ms / 2,
-        breakdown_samples=BREAKDOWN_SAMPLES // 4,
+        energy_ms=plan.energy_ms / MIN_ROUNDS,
     )

@@ -20,6 +20,7 @@ from tuner.records import Record
 from tuner.search.desk import Desk, Item, RecordStore
 from tuner.search.interrupts import Interrupts
 from tuner.search.proposer import Proposer
+from tuner.search.reference import Reference
 from tuner.search.settings import Ending, Progress, Settings
 from tuner.search.studylog import StudyLog
 from tuner.search.tally import Tally
@@ -75,6 +76,11 @@ def search_problem(
             tally=tally,
             progress=progress,
             interrupts=interrupts,
+            reference=Reference(
+                evaluator=evaluator,
+                store=store,
+                every=settings.reference_after(evaluator.runner.info),
+            ),
         )
         return loop.run()
 
@@ -91,6 +97,7 @@ class _Loop:
     tally: Tally
     progress: Progress
     interrupts: Interrupts
+    reference: Reference
     taken: tuple[Item, ...] = ()
     losses: int = 0
     losses_in_a_row: int = 0
@@ -111,6 +118,8 @@ class _Loop:
                 self.taken = ()
                 self.progress.trial_finished(record, self.tally.status())
                 self._count_losses(record)
+                if not known:
+                    self._watch_drift(record)
             booking.result()
         finally:
             self.clerk.submit(self.desk.put_away, *self.taken).result()
@@ -170,6 +179,20 @@ class _Loop:
         self.store.append(record)
         self.tally.add(record, known=False)
         return record, False
+
+    def _watch_drift(self, record: Record) -> None:
+        """Time the reference if it is due, and again what ran while it drifted."""
+        started = time.monotonic()
+        try:
+            for again in self.reference.follow(record):
+                self.tally.correct(again)
+                if self._ending() is not None:
+                    break
+        except TrialLostDeviceError as lost:
+            self.store.append(lost.record)
+            raise
+        finally:
+            self.tally.busy_seconds += time.monotonic() - started
 
     def _count_losses(self, record: Record) -> None:
         """Go on after a lost worker, unless trial after trial loses it.

@@ -13,11 +13,15 @@ from tuner.kernels.base import Family, Values
 from tuner.problems import Problem
 from tuner.records import Record, State
 from tuner.search.objective import OBJECTIVES, Objective
+from tuner.timing import MIN_ROUNDS
 
 SamplerName = Literal["tpe", "random", "grid", "cmaes", "gp"]
 SAMPLERS: tuple[SamplerName, ...] = ("tpe", "random", "grid", "cmaes", "gp")
 RETRIED: frozenset[State] = frozenset({"timeout", "runtime"})
 """How a variant fails that might do better another time; other failures are certain."""
+
+REFERENCE_EVERY = 10
+"""Trials on a GPU between two times of the reference variant."""
 
 Ending = Literal[
     "trials",
@@ -47,6 +51,10 @@ class Settings:
     device; without it they are never proposed again on that device and driver. Runs with equal
     seeds propose alike only as far as their times are alike. `objective`: what is minimised; with
     "both" the search looks for the front of variants that none beats in time and energy.
+    The best `finalists` are timed again in turns, in `final_rounds` and, as long as it is open who
+    wins and there is time, up to `most_final_rounds`. After `reference_every` trials a reference
+    variant is timed again, and so is what ran while it drifted; 0 is never (default: 10, or 0 on a
+    CPU, whose times drift with whatever else it does).
     """
 
     trials: int | None = None
@@ -58,7 +66,9 @@ class Settings:
     overlap: bool | None = None
     retry_failed: bool = False
     finalists: int = 6
-    final_rounds: int = 4
+    final_rounds: int = MIN_ROUNDS
+    most_final_rounds: int = 20
+    reference_every: int | None = None
 
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLERS:
@@ -71,12 +81,23 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UsageError(f"{name} is {value}, must be above 0")
+        if self.final_rounds < MIN_ROUNDS:
+            raise UsageError(
+                f"final_rounds is {self.final_rounds}, must be {MIN_ROUNDS} or more: fewer do not "
+                "tell how rounds differ"
+            )
 
     def worker_count(self) -> int:
         """Threads that prepare variants."""
         if self.workers is not None:
             return self.workers
         return min(16, len(os.sched_getaffinity(0)))
+
+    def reference_after(self, device: DeviceInfo) -> int:
+        """Trials after which a reference is due; 0 for never."""
+        if self.reference_every is not None:
+            return self.reference_every
+        return 0 if device.is_cpu else REFERENCE_EVERY
 
     def overlaps(self, device: DeviceInfo) -> bool:
         """Whether variants are prepared while others are timed."""

@@ -16,7 +16,8 @@ from tuner.search.settings import Ending, ProblemResult, Status
 class Tally:
     """Counts of one problem's search; for the device thread alone. See `Status` for the words.
 
-    `deadline` is a time of `time.monotonic`.
+    `deadline` is a time of `time.monotonic`; `finals_seconds` is what the finals may take beyond
+    their least number of rounds.
     """
 
     family: Family
@@ -26,6 +27,7 @@ class Tally:
     legal: int = 0
     trial_limit: int | None = None
     deadline: float | None = None
+    finals_seconds: float = 0.0
     trials: int = 0
     measured: int = 0
     known: int = 0
@@ -45,6 +47,14 @@ class Tally:
             self.failures[record.state] += 1
         elif self.best is None or (record.median_ns or 0) < (self.best.median_ns or 0):
             self.best = record
+
+    def correct(self, again: Record) -> None:
+        """Take the new time of a variant that was counted before."""
+        best = self.best
+        if again.state != "correct" or best is None or best.median_ns is None:
+            return
+        if again.variant == best.variant or (again.median_ns or 0) < best.median_ns:
+            self.best = again
 
     @property
     def seconds(self) -> float:

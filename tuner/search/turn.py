@@ -60,10 +60,12 @@ class Turn:
             tally.failures.update(cast("dict[State, int]", dict(outcome.failures)))
             for state in RETRIED if self.settings.retry_failed else ():
                 del tally.failures[state]
+        tally.finals_seconds = 0.0 if self.evaluator.runner.info.is_cpu else FINALS_SECONDS
         if seconds_left is not None:
             seconds = max(MIN_SECONDS, seconds_left - log.seconds)
             reserve = min(FINALS_SHARE * seconds, FINALS_SECONDS)
             tally.deadline = tally.begun + seconds - reserve
+            tally.finals_seconds = reserve
 
     def play(self, neighbours: Iterable[Values], interrupts: Interrupts) -> ProblemResult:
         """Search and hold the finals, unless earlier runs have done all that the budget allows.

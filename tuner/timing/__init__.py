@@ -4,7 +4,7 @@
 of two is faster. Each choice and where it comes from: docs/measuring.md.
 """
 
-from tuner.timing.comparison import Comparison, Series, Verdict, compare
+from tuner.timing.comparison import Comparison, Series, Verdict, compare, differ
 from tuner.timing.stopping import FIRST_LOOK_SAMPLES, EndedBy, StoppingRule
 from tuner.timing.summary import (
     CONFIDENCE,
@@ -28,6 +28,7 @@ __all__ = [
     "Summary",
     "Verdict",
     "compare",
+    "differ",
     "median_interval",
     "overlap",
     "summarise",

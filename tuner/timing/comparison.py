@@ -55,7 +55,7 @@ class Series:
 class Comparison:
     """B beside A: `ratio` is B's median time over A's, so below 1 where B is faster.
 
-    `low` to `high` holds the true ratio with probability `CONFIDENCE`, as far as the noise goes
+    `low` to `high` holds the true ratio with the confidence asked for, as far as the noise goes
     that the series tell of. The verdict is about B. `units` is what was resampled.
     """
 
@@ -66,7 +66,14 @@ class Comparison:
     units: Units
 
 
-def compare(a: Series, b: Series, *, seed: int = 0, resamples: int = RESAMPLES) -> Comparison:
+def compare(
+    a: Series,
+    b: Series,
+    *,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+) -> Comparison:
     """The ratio of B's median to A's with a bootstrap interval, and what may be claimed from it.
 
     Resampled is what is as good as independent (Kalibera & Jones 2013): rounds, in pairs if they
@@ -90,11 +97,11 @@ def compare(a: Series, b: Series, *, seed: int = 0, resamples: int = RESAMPLES) 
     else:
         units = "samples"
         worth = min(_worth(a), _worth(b))
-        medians_a, medians_b = (_of_samples(each, random, resamples) for each in (a, b))
+        medians_a, medians_b = (_of_samples(each, random, resamples, confidence) for each in (a, b))
     logs = np.log(medians_b) - np.log(medians_a)
     logs += random.normal(0.0, math.hypot(a.between, b.between), resamples)
     ratio = float(np.median(b.samples_ns) / np.median(a.samples_ns))
-    tail = _tail(worth)
+    tail = _tail(worth, confidence)
     low, high = np.exp(np.quantile(logs, (tail, 1 - tail))).tolist()
     return Comparison(
         ratio=ratio,
@@ -103,6 +110,16 @@ def compare(a: Series, b: Series, *, seed: int = 0, resamples: int = RESAMPLES) 
         verdict="faster" if high < 1 else "slower" if low > 1 else "no difference shown",
         units=units,
     )
+
+
+def differ(before: Sequence[float], after: Sequence[float], *, limit: float) -> bool:
+    """Whether two measurements of the same thing are shown to differ, and by more than `limit`.
+
+    `limit` is a fraction: 0.03 is three per cent, either way.
+    """
+    found = compare(Series(samples_ns=before), Series(samples_ns=after), resamples=500)
+    far = abs(math.log(found.ratio)) > math.log1p(limit)
+    return far and found.verdict != "no difference shown"
 
 
 _Places = npt.NDArray[np.int64]
@@ -127,7 +144,9 @@ def _of_rounds(series: Series, chosen: _Places) -> Floats:
     return np.asarray((ordered[lower] + ordered[upper]) / 2)
 
 
-def _of_samples(series: Series, random: np.random.Generator, resamples: int) -> Floats:
+def _of_samples(
+    series: Series, random: np.random.Generator, resamples: int, confidence: float
+) -> Floats:
     """The median of as many samples, drawn with replacement, for each resample; see `compare`.
 
     Drawing n places evenly and taking the k-th smallest is drawing that one place from the beta
@@ -136,7 +155,8 @@ def _of_samples(series: Series, random: np.random.Generator, resamples: int) -> 
     ordered = np.sort(np.asarray(series.samples_ns, dtype=np.float64))
     count, centre = len(ordered), float(np.median(ordered))
     if len(series.rounds) > 1:
-        return np.asarray(centre * np.exp(random.normal(0.0, _of_few_rounds(series), resamples)))
+        error = _of_few_rounds(series, confidence)
+        return np.asarray(centre * np.exp(random.normal(0.0, error, resamples)))
     k = (count + 1) // 2
     place = random.beta(k, count - k + 1, resamples)
     medians = ordered[(place * count).astype(np.int64)]
@@ -147,14 +167,15 @@ def _of_samples(series: Series, random: np.random.Generator, resamples: int) -> 
     return np.asarray(centre * (medians / centre) ** stretch)
 
 
-def _of_few_rounds(series: Series) -> float:
+def _of_few_rounds(series: Series, confidence: float) -> float:
     """Relative standard error of the median by rounds too few to be resampled.
 
     It is so much larger than what they show as Student's t reaches further than a normal one.
     """
     count = len(series.rounds)
     logs = [math.log(median) for median in medians_of_rounds(series.samples_ns, series.rounds)]
-    return statistics.stdev(logs) / math.sqrt(count) * _student(count - 1) / _NORMAL
+    error = statistics.stdev(logs) / math.sqrt(count)
+    return error * _student(count - 1, confidence) / _normal(confidence)
 
 
 def _worth(series: Series) -> float:
@@ -162,7 +183,7 @@ def _worth(series: Series) -> float:
     return math.inf if len(series.rounds) > 1 else effective_count(series.samples_ns)
 
 
-def _tail(worth: float) -> float:
+def _tail(worth: float, confidence: float) -> float:
     """Probability left out at each end of the bootstrap distribution of so many units.
 
     A percentile interval is too narrow for few units: by the root of n / (n - 1), and as a normal
@@ -171,17 +192,18 @@ def _tail(worth: float) -> float:
     if worth <= 2:
         return 0.0
     if math.isinf(worth):
-        return (1 - CONFIDENCE) / 2
-    return NormalDist().cdf(-math.sqrt(worth / (worth - 1)) * _student(worth - 1))
+        return (1 - confidence) / 2
+    return NormalDist().cdf(-math.sqrt(worth / (worth - 1)) * _student(worth - 1, confidence))
 
 
-_NORMAL = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+def _normal(confidence: float) -> float:
+    return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
 @functools.lru_cache(maxsize=256)
-def _student(degrees: float) -> float:
-    """The two-sided `CONFIDENCE` quantile of Student's t (Hill 1970; 1 % low at 3 degrees)."""
-    z = _NORMAL
+def _student(degrees: float, confidence: float) -> float:
+    """The two-sided quantile of Student's t (Hill 1970; at 95 % it is 1 % low for 3 degrees)."""
+    z = _normal(confidence)
     return math.fsum(
         (
             z,

@@ -1,0 +1,134 @@
+"""The reference variant of a search: when it is timed, and what is timed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.test_search import BASELINE, PLAN, PROBLEM, Records, journal
+from tests.toy_family import TOY, ToyCompiler, toy_device, toy_render, toy_runner, toy_time_ns
+from tuner.device_info import DeviceInfo
+from tuner.errors import VulkanError
+from tuner.evaluate import FINAL, REFERENCE, Session
+from tuner.records import Record
+from tuner.runner.fake import Call, Workload
+from tuner.runner.protocol import Job
+from tuner.search import RunResult, Settings, tune
+
+__all__ = ["journal"]
+
+
+class Drifting:
+    """Speeds of the toy device, times a factor for the number of the measurement."""
+
+    def __init__(self, factor: Callable[[int], float]) -> None:
+        self.factor = factor
+        self.asked = 0
+
+    def __call__(self, job: Job, workload: Workload) -> float:
+        self.asked += 1
+        return toy_time_ns(job, workload) * self.factor(self.asked)
+
+
+def search(
+    folder: Path, store: Records, factor: Callable[[int], float], **changes: Any
+) -> RunResult:
+    settings: dict[str, Any] = {"trials": 40, "reference_every": 5, "finalists": 1}
+    options = {name: changes.pop(name) for name in ("faults", "info") if name in changes}
+    return tune(
+        toy_runner(times=Drifting(factor), noise=0.005, **options),
+        ToyCompiler(),
+        [(TOY, PROBLEM)],
+        store,
+        storage=folder / "studies.jsonl",
+        settings=Settings(**(settings | changes)),
+        session=Session(plan=PLAN),
+        render=toy_render,
+    )
+
+
+def noted(store: Records, note: str) -> list[Record]:
+    return [record for record in store.kept if record.note.startswith(note)]
+
+
+def test_a_reference_is_timed_after_every_so_many_trials(tmp_path: Path) -> None:
+    store = Records()
+    search(tmp_path, store, lambda _: 1.0)
+    references = noted(store, REFERENCE)
+    # 40 trials: the baseline, the reference, 38 others.
+    assert len(references) == 38 // 5
+    assert len({record.variant for record in references}) == 1
+    assert references[0].values != BASELINE
+    assert not noted(store, "timed again")
+
+
+def test_what_ran_while_the_reference_changed_is_timed_again(tmp_path: Path) -> None:
+    """The device is slow during the measurements 9 to 16."""
+    store = Records()
+    search(tmp_path, store, lambda n: 1.2 if 9 <= n <= 16 else 1.0)
+    again = noted(store, "timed again: the reference changed by")
+    assert again
+    assert {record.state for record in again} == {"correct"}
+    # Whatever was timed on the slow device and counts has its true time in the end.
+    newest = {r.variant: r for r in store.kept if r.note not in (REFERENCE, FINAL)}
+    calm = Records()
+    search(tmp_path / "calm", calm, lambda _: 1.0)
+    truth = {r.variant: r for r in calm.kept if r.note not in (REFERENCE, FINAL)}
+    shared = [variant for variant in newest if variant in truth]
+    assert len(shared) >= 10
+    wrong = [
+        variant
+        for variant in shared
+        if abs((newest[variant].median_ns or 0) / (truth[variant].median_ns or 1) - 1) > 0.1
+    ]
+    assert len(wrong) <= 3  # a window may open and close on the slow device
+    assert all(record.check is not None and record.check.cases > 1 for record in again)
+
+
+def test_a_time_that_was_too_good_does_not_stay(tmp_path: Path) -> None:
+    calm = search(tmp_path / "calm", Records(), lambda _: 1.0).problems[0].best
+    best = search(tmp_path, Records(), lambda n: 0.5 if n in (10, 11) else 1.0).problems[0].best
+    assert calm is not None
+    assert best is not None
+    assert best.median_ns == pytest.approx(calm.median_ns, rel=0.05)
+
+
+def test_a_reference_that_fails_makes_way_for_another(tmp_path: Path) -> None:
+    measured: list[Job] = []
+    failed: list[Job] = []
+
+    def faults(call: Call) -> VulkanError | None:
+        """Whatever is the first to be measured a second time fails then."""
+        if call.method != "measure" or call.job is None:
+            return None
+        if call.job in measured and not failed:
+            failed.append(call.job)
+            return VulkanError("vkQueueSubmit", "VK_ERROR_UNKNOWN", -13)
+        measured.append(call.job)
+        return None
+
+    store = Records()
+    search(tmp_path, store, lambda _: 1.0, faults=faults)
+    references = noted(store, REFERENCE)
+    assert references[0].state == "runtime"
+    assert references[1].state == "correct"
+    assert references[1].variant != references[0].variant
+
+
+@pytest.mark.parametrize(
+    ("kind", "every", "expected"),
+    [("discrete", None, 10), ("cpu", None, 0), ("cpu", 4, 4), ("discrete", 0, 0)],
+)
+def test_how_often_it_is_timed(kind: str, every: int | None, expected: int) -> None:
+    info: DeviceInfo = toy_device(kind=kind)
+    assert Settings(reference_every=every).reference_after(info) == expected
+
+
+def test_without_references_none_is_timed(tmp_path: Path) -> None:
+    store = Records()
+    search(tmp_path, store, lambda n: 1.0 + 0.1 * (n % 3), reference_every=0)
+    assert not noted(store, REFERENCE)
+    assert not noted(store, "timed again")
