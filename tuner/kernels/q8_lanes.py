@@ -123,6 +123,7 @@ PARAMETERS = (
 
 PUSH_FIELDS = (
     PushField(name="num_heads", type="uint"),
+    PushField(name="num_kv_heads", type="uint"),
     PushField(name="scale_word", type="uint"),
     PushField(name="visible_stride", type="uint"),
     PushField(name="max_parts", type="uint"),
