@@ -185,6 +185,12 @@ MISTAKES = {
     "one head less": Mistake(
         variant=LANES, right="h < INDEX_HEADS;", wrong="h < INDEX_HEADS - 1u;", says="scores"
     ),
+    "equal keys that score otherwise": Mistake(
+        variant=LANES,
+        right="score * SCORE_SCALE",
+        wrong="score * (SCORE_SCALE + 4e-8 * float(block & 1u))",
+        says="apart",
+    ),
     "not divided": Mistake(
         variant="baseline", right=" / sqrt(float(INDEX_DIM))", wrong="", says="scores"
     ),
@@ -195,7 +201,7 @@ MISTAKES = {
         says="scores",
     ),
     "heads of another size": Mistake(
-        variant=SHARED, right="* query_size[r * INDEX_HEADS + h]", wrong="* query_size[0]", says=""
+        variant=SHARED, right="query_size[r * INDEX_HEADS + h]", wrong="query_size[0]", says=""
     ),
     "lanes that see no piece of the key": Mistake(
         variant=LANES, right="step < SCORE_LANES", wrong="step < SCORE_LANES / 2u", says="scores"

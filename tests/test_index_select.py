@@ -162,6 +162,7 @@ MISTAKES = {
         wrong="subgroupBallotBitCount(all_equal) - subgroupBallotInclusiveBitCount(all_equal)",
         says="",
     ),
+    "-0.0 above all": Mistake(variant="baseline", right=" & 0x7FFFFFFFu", wrong="", says="visible"),
     "all ties": Mistake(variant="baseline", right="equal < wanted)", wrong="true)", says="visible"),
     "ranks of one subgroup only": Mistake(
         variant=WORKGROUP,

@@ -212,16 +212,16 @@ def scores(problem: IndexerStepProblem, inputs: str, rng: np.random.Generator) -
     """Scores [nb, NBmax], NaN from the row's complete blocks on. `inputs`:
 
     * "random", "timing": sums of normal numbers above 0, as heads make them;
-    * "zeros": all 0; "ties": five different scores, a third of them 0;
+    * "zeros": all 0, of either sign; "ties": five different scores, a third of them 0;
     * "last_bits": all differ in their last bits only; "falling": the first are the best;
     * "range": every magnitude from the smallest subnormal to the largest number.
     """
     shape = (problem.rows, problem.max_blocks)
     found = np.maximum(rng.standard_normal((4, *shape), np.float32), 0).sum(axis=0)
     if inputs == "zeros":
-        found[:] = 0
+        found = np.copysign(np.float32(0), rng.standard_normal(shape)).astype(np.float32)
     elif inputs == "ties":
-        few = np.array([0, 0, 0.25, 1.5, 1.75, 1e-3], np.float32)
+        few = np.array([0, -0.0, 0.25, 1.5, 1.75, 1e-3], np.float32)
         found = few[rng.integers(0, len(few), shape)]
     elif inputs == "last_bits":
         found = (rng.integers(0, 64, shape).astype(np.uint32) + 0x3F9D70A4).view(np.float32)

@@ -170,8 +170,14 @@ def row_scores(operands: Operands, row: int, blocks: Array) -> Array:
 
 
 def score_reference(operands: Operands) -> Reference:
-    """`scores`: each complete block's of every row, and nothing written behind these."""
+    """`scores`: each complete block's of every row, and nothing written behind these.
+
+    Blocks with equal keys must score equally, bit for bit, or ties would not go to the lowest:
+    `apart` is how far the scores of each group of such blocks lie from one another in each row.
+    """
     counts = complete_blocks(operands)
+    twins = _equal_keys(operands, int(counts.min()))
+    apart = np.zeros((len(counts) * len(twins), 1))
     live = _scores_of(operands, [np.arange(count) for count in counts])
     width = operands.outputs["scores"][0][1]
     behind = np.arange(width) >= counts[:, None]
@@ -179,15 +185,21 @@ def score_reference(operands: Operands) -> Reference:
 
     def seen(outputs: Outputs) -> dict[str, Array]:
         unwritten = outputs["scores"].view(np.uint32)[behind]
-        return {**live.seen(outputs), "unwritten": unwritten[:, None]}
+        spread = [np.ptp(row[twin]) for row in outputs["scores"] for twin in twins]
+        return {
+            **live.seen(outputs),
+            "unwritten": unwritten[:, None],
+            "apart": np.array(spread, np.float64)[:, None],
+        }
 
     def bounds(arithmetic: ArithmeticClass) -> dict[str, Array]:
-        return {**live.bounds(arithmetic), "unwritten": _exact(poison)}
+        exact = {"unwritten": _exact(poison), "apart": _exact(apart)}
+        return {**live.bounds(arithmetic), **exact}
 
     places = [f"{row}, {block}" for row, block in np.argwhere(behind)]
     return replace(
         live,
-        outputs={**live.outputs, "unwritten": poison},
+        outputs={**live.outputs, "unwritten": poison, "apart": apart},
         bounds=bounds,
         seen=seen,
         names={**live.names, "unwritten": np.array(places)},
@@ -205,6 +217,14 @@ def sampled_score_reference(operands: Operands, count: int) -> Reference:
         return chosen[(chosen >= 0) & (chosen < complete)]
 
     return _scores_of(operands, [sample(int(each)) for each in complete_blocks(operands)])
+
+
+def _equal_keys(operands: Operands, blocks: int) -> list[Array]:
+    """Groups of those of the first blocks that have equal keys."""
+    keys = np.ascontiguousarray(operands.inputs["block_keys"][:blocks])
+    whole = keys.view(np.dtype((np.void, keys.shape[1] * keys.itemsize))).ravel()
+    _, kind, many = np.unique(whole, return_inverse=True, return_counts=True)
+    return [np.flatnonzero(kind == each) for each in np.flatnonzero(many > 1)]
 
 
 def complete_blocks(operands: Operands) -> Array:
