@@ -54,9 +54,9 @@ class Mistake:
 
 SEEN = "min(context_lens[sequence], push.max_context_len)"
 LENGTH = f"uint length = {SEEN};"
-KEY_SCALE = "key_words[row + HEAD_SIZE / 4u]"
-VALUE_SCALE = "value_words[row + HEAD_SIZE / 4u]"
-BEFORE = "row - (row / ROW_WORDS % BLOCK_SIZE > 0u ? ROW_WORDS : 0u) + HEAD_SIZE / 4u"
+KEY_SCALE = "key_words[scale_of_row(row)]"
+VALUE_SCALE = "value_words[scale_of_row(row)]"
+BEFORE = "scale_of_row(row - (row / ROW_WORDS % BLOCK_SIZE > 0u ? ROW_WORDS : 0u))"
 MAIN = "void main() {"
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.made_devices import LANES_8, LANES_32, LANES_32_INT8, LAYOUTS
 from tuner.device_info import Fragment, MatrixLayout
 from tuner.kernels.fragments import BANKS, FragmentPlan, fragment_plan
-from tuner.kernels.lane_decode import row_words
+from tuner.quant import words_per_token
 
 HEAD_SIZES = (64, 80, 96, 112, 128, 192, 256)
 EVEN_CODES_FIRST, IN_ORDER = (0, 2, 1, 3), (0, 1, 2, 3)
@@ -38,7 +38,7 @@ def plan_for(
         scores,
         outputs,
         head_size=head_size,
-        row_words=row_words(head_size),
+        row_words=words_per_token(head_size),
         staged=staged,
         widened=scores.shape.a_type == "float16",
     )
@@ -123,7 +123,7 @@ def test_lanes_that_overlap_in_part_have_a_reason() -> None:
 def wavefronts(tokens: Sequence[int], words: Sequence[int], head_size: int) -> int:
     """In how many goes the lanes' words come out of banked shared memory."""
     places = {
-        token * row_words(head_size) + word for token, word in zip(tokens, words, strict=True)
+        token * words_per_token(head_size) + word for token, word in zip(tokens, words, strict=True)
     }
     return max(Counter(place % BANKS for place in places).values())
 

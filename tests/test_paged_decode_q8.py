@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from tests.decode_kernels import COMPILER, FAMILY, judged, variant
@@ -15,8 +16,11 @@ from tests.spirv_tools import spirv_val
 from tuner.device_info import DeviceInfo
 from tuner.evaluate import Evaluator, RenderedPass, ResidentCases, render_passes
 from tuner.kernels.base import Candidate, Values
+from tuner.kernels.paged_decode_q8 import PAGED_DECODE_Q8_PLANAR
 from tuner.kernels.space import legal, pairwise, reasons
+from tuner.oracle import decode_reference
 from tuner.problems import PagedDecodeProblem
+from tuner.quant import planar
 
 if TYPE_CHECKING:
     from tuner.runner.vulkan import VulkanRunner
@@ -150,6 +154,43 @@ def test_matrices_are_right_where_the_device_has_them(
     if found := reasons(FAMILY, values, problem(*geometry), info):
         pytest.skip("; ".join(found))
     assert judged(vulkan_runner, problem(*geometry), values, cases=cases).failure is None
+
+
+# The planar layout
+
+
+@pytest.mark.parametrize("geometry", [(64, 16, 2, 2), (80, 8, 4, 1)])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "baseline",
+        "scalar_f32 lanes_per_token=4 tokens_unrolled=2 split=count:4",
+        "matrix staging=shared prefetch=all subgroups=2 split=none",
+        "matrix staging=registers split=count:2",
+    ],
+)
+def test_scales_in_a_plane_of_their_own(
+    vulkan_runner: VulkanRunner, geometry: tuple[int, int, int, int], text: str
+) -> None:
+    info, of = vulkan_runner.info, problem(*geometry)
+    shapes = [i.shape for i in info.matrix_layouts if i.shape.a_type == "float16"]
+    if text.startswith("matrix"):
+        if not shapes:
+            pytest.skip("this device has no cooperative matrices of 16-bit floats")
+        text += f" matrix_shape={shapes[0].m}x{shapes[0].n}x{shapes[0].k}"
+    values = variant(text, info.subgroup_size, PAGED_DECODE_Q8_PLANAR)
+    if found := reasons(PAGED_DECODE_Q8_PLANAR, values, of, info):
+        pytest.skip("; ".join(found))
+    assert judged(vulkan_runner, of, values, family=PAGED_DECODE_Q8_PLANAR).failure is None
+
+
+def test_a_layout_has_the_same_operands_as_the_other() -> None:
+    of = problem(64, 16, 2, 2)
+    rows, planes = (f.operands(of, "random", 3) for f in (FAMILY, PAGED_DECODE_Q8_PLANAR))
+    for name in ("key_cache", "value_cache"):
+        np.testing.assert_array_equal(planes.inputs[name], planar(rows.inputs[name]))
+    want, got = (decode_reference(each).outputs["out"] for each in (rows, planes))
+    np.testing.assert_array_equal(got, want)
 
 
 # One part, several parts

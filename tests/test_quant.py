@@ -16,8 +16,10 @@ from tuner.quant import (
     dequantise,
     pack_cache,
     pack_codes,
+    planar,
     quantise_token_vectors,
     round_half_away,
+    token_major,
     unpack_cache,
     unpack_codes,
     words_per_token,
@@ -184,3 +186,24 @@ def test_the_smallest_peak_is_the_smallest() -> None:
 def test_head_sizes_that_do_not_fill_words_are_refused(head_size: int) -> None:
     with pytest.raises(UsageError, match=f"head size {head_size}"):
         words_per_token(head_size)
+
+
+@given(
+    blocks=st.integers(0, 3),
+    heads=st.integers(1, 3),
+    block_size=st.integers(1, 5),
+    head_size=st.sampled_from([4, 8, 20]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_planes_hold_the_same_words(
+    blocks: int, heads: int, block_size: int, head_size: int, seed: int
+) -> None:
+    shape = (blocks, heads, block_size, head_size // 4 + 1)
+    words = np.random.default_rng(seed).integers(0, 2**32, shape, np.uint32)
+    planes = planar(words)
+    assert planes.shape == (blocks, heads, block_size * (head_size // 4 + 1))
+    np.testing.assert_array_equal(token_major(planes, block_size), words)
+    if blocks:
+        codes = block_size * head_size // 4
+        np.testing.assert_array_equal(planes[0, 0, :codes], words[0, 0, :, :-1].ravel())
+        np.testing.assert_array_equal(planes[0, 0, codes:], words[0, 0, :, -1])

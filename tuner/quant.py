@@ -108,6 +108,23 @@ def unpack_cache(
     return unpack_codes(words[..., :-1]), np.ascontiguousarray(words[..., -1]).view(np.float32)
 
 
+def planar(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Cache words [NB, Hkv, BS, D/4+1] with the scales apart: [NB, Hkv, BS * (D/4+1)].
+
+    Of each block and KV head first the codes of all tokens, then their scales, so that rows of
+    codes are aligned as their size is.
+    """
+    flat = [words[..., :-1].reshape(*words.shape[:2], -1), words[..., -1]]
+    return np.concatenate(flat, axis=-1)
+
+
+def token_major(words: npt.NDArray[np.uint32], block_size: int) -> npt.NDArray[np.uint32]:
+    """Undoes `planar`: words [..., BS * (D/4+1)] as [..., BS, D/4+1]."""
+    codes, scales = words[..., :-block_size], words[..., -block_size:]
+    rows = codes.reshape(*codes.shape[:-1], block_size, codes.shape[-1] // block_size)
+    return np.concatenate([rows, scales[..., None]], axis=-1)
+
+
 def write_tokens(cache: npt.NDArray[np.uint32], vectors: Array, slots: Array) -> None:
     """Quantise vectors [T, Hkv, D] into the cache [NB, Hkv, BS, D/4+1], in place.
 

@@ -14,6 +14,9 @@ from tuner.problems import AnyProblem
 
 SCHEMA_VERSION = 1
 
+BufferRole = Literal["input", "output", "scratch", "state", "counter"]
+"""Who fills a buffer: see `tuner.kernels.base.Binding`."""
+
 State = Literal["correct", "constraints", "compile", "runtime", "timeout", "correctness"]
 Measure = Literal["isolated", "batched"]
 """What a sample is: one launch between two timestamps, or many back to back, by their number."""

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 
 from tuner.errors import InputFileError, UnknownNameError, UsageError
-from tuner.kernels.base import BufferRole
 from tuner.problems import AnyProblem, Problem
+from tuner.records import BufferRole
 
 FORMAT_VERSION = 1
 FILE_NAME = "best-config.json"

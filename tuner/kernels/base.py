@@ -15,12 +15,11 @@ import numpy.typing as npt
 
 from tuner.device_info import DeviceInfo
 from tuner.problems import Problem
+from tuner.records import BufferRole
 
 Value = int | str
 Values = Mapping[str, Value]
 Array = npt.NDArray[Any]
-
-BufferRole = Literal["input", "output", "scratch", "state", "counter"]
 
 ArithmeticClass = Literal[
     "f32", "f16", "int8_one_term", "int8_two_terms", "f16_matrix", "int8_matrix"

@@ -4,7 +4,8 @@ Buffers (S sequences, H query heads, Hkv KV heads, D head size, BS tokens a bloc
 pool, MB table columns):
 
 * `query` float32 [S, q_stride]: H*D elements a row, then padding;
-* `key_cache`, `value_cache` uint32 [NB, Hkv, BS, D/4+1]: see `tuner.quant`;
+* `key_cache`, `value_cache` uint32 [NB, Hkv, BS, D/4+1], or [NB, Hkv, BS * (D/4+1)] where the
+  layout is "planar": see `tuner.quant`;
 * `block_table` uint32 [S, MB]: unused entries are `NO_BLOCK`;
 * `context_lens` uint32 [S];
 * output `out` float32 [S, H, D].
@@ -26,7 +27,7 @@ from tuner.kernels.decode_values import (
     softmax_scale,
 )
 from tuner.problems import PagedDecodeProblem
-from tuner.quant import pack_cache, quantise_token_vectors, words_per_token
+from tuner.quant import pack_cache, planar, quantise_token_vectors, words_per_token
 
 POISON_CODES = 0x80808080
 """Four codes of -128, which no writer makes."""
@@ -42,7 +43,9 @@ WIDE_GROUP = 32
 kernel's loops, all together, at 65,535 rounds, and a large group goes round most."""
 
 
-def make_operands(problem: PagedDecodeProblem, inputs: str, seed: int) -> Operands:
+def make_operands(
+    problem: PagedDecodeProblem, inputs: str, seed: int, *, layout: str = "token_major"
+) -> Operands:
     """Operands of one launch; the same arguments give the same arrays.
 
     `inputs` is "timing" (a pool exactly as large as needed, its blocks permuted, uniform codes) or
@@ -56,7 +59,7 @@ def make_operands(problem: PagedDecodeProblem, inputs: str, seed: int) -> Operan
     """
     words_per_token(problem.head_size)
     if inputs == "timing":
-        return _timing_operands(problem, np.random.default_rng([seed, 0]))
+        return _timing_operands(problem, np.random.default_rng([seed, 0]), layout)
     pool = float_pool(problem, inputs, seed)
     padding = 0 if inputs == "equal_logits" else QUERY_PADDING
     query = np.full((problem.sequences, problem.query_heads * problem.head_size + padding), np.nan)
@@ -64,8 +67,8 @@ def make_operands(problem: PagedDecodeProblem, inputs: str, seed: int) -> Operan
     return _operands(
         problem,
         query=query.astype(np.float32),
-        key_cache=_poisoned_cache(pool.keys, pool.live),
-        value_cache=_poisoned_cache(pool.values, pool.live),
+        key_cache=_laid_out(_poisoned_cache(pool.keys, pool.live), layout),
+        value_cache=_laid_out(_poisoned_cache(pool.values, pool.live), layout),
         block_table=pool.block_table,
     )
 
@@ -152,20 +155,28 @@ def permuted_table(problem: PagedDecodeProblem, rng: np.random.Generator) -> tup
     return table, blocks
 
 
-def _timing_operands(problem: PagedDecodeProblem, rng: np.random.Generator) -> Operands:
+def _laid_out(cache: Words, layout: str) -> Words:
+    return planar(cache) if layout == "planar" else cache
+
+
+def _timing_operands(
+    problem: PagedDecodeProblem, rng: np.random.Generator, layout: str
+) -> Operands:
     table, blocks = permuted_table(problem, rng)
     row = problem.query_heads * problem.head_size
     return _operands(
         problem,
         query=rng.standard_normal((problem.sequences, row), np.float32),
-        key_cache=_random_cache(problem, blocks, rng),
-        value_cache=_random_cache(problem, blocks, rng),
+        key_cache=_random_cache(problem, blocks, rng, layout),
+        value_cache=_random_cache(problem, blocks, rng, layout),
         block_table=table,
     )
 
 
-def _random_cache(problem: PagedDecodeProblem, blocks: int, rng: np.random.Generator) -> Words:
-    """Cache words [NB, Hkv, BS, D/4+1] with uniform codes, at the speed of memory."""
+def _random_cache(
+    problem: PagedDecodeProblem, blocks: int, rng: np.random.Generator, layout: str
+) -> Words:
+    """A cache with uniform codes, at the speed of memory."""
     words = words_per_token(problem.head_size)
     block_shape = (problem.kv_heads, problem.block_size, words)
     slab_blocks = min(blocks, max(1, SLAB_BYTES // (4 * int(np.prod(block_shape)))))
@@ -174,9 +185,10 @@ def _random_cache(problem: PagedDecodeProblem, blocks: int, rng: np.random.Gener
     codes[codes == 0x80] = 0x7F
     scales = rng.uniform(0.015, 0.025, slab.shape[:-1]).astype(np.float32)
     slab[..., -1] = scales.view(np.uint32)
+    slab = _laid_out(slab, layout)
     if slab_blocks == blocks:
         return slab
-    cache = np.empty((blocks, *block_shape), np.uint32)
+    cache = np.empty((blocks, *slab.shape[1:]), np.uint32)
     for first in range(0, blocks, slab_blocks):
         part = cache[first : first + slab_blocks]
         part[...] = slab[: len(part)]

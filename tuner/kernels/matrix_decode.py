@@ -12,7 +12,6 @@ from tuner.device_info import DeviceInfo, Fragment, MatrixLayout
 from tuner.kernels.base import Candidate, Constraint, Values
 from tuner.kernels.fragments import FragmentPlan, fragment_plan
 from tuner.kernels.index_maps import index_map
-from tuner.kernels.lane_decode import row_words
 
 SHAPES = ("16x8x16", "16x16x16", "8x8x8", "8x8x16", "8x16x16", "16x8x8")
 MAX_HEAD_TILES = 4
@@ -20,6 +19,8 @@ MAX_LANE_WORDS = 240
 """32-bit words of accumulators and codes one lane may hold: GPUs give it 128 to 256."""
 WEIGHT_PADDING = 8
 """Added to each head's row of weights in shared memory: its rows start in different banks."""
+ROW_PADDING = 4
+"""Words between staged rows that are 16-byte aligned."""
 MERGED_ELEMENTS = 16
 """Elements of a lane that subgroups merge at a time: a tile of rows of 128 has room for so many."""
 AHEAD: dict[object, tuple[str, ...]] = {"none": (), "keys": ("key",), "all": ("key", "value")}
@@ -36,6 +37,11 @@ def by_matrix(values: Values) -> bool:
 def staged(values: Values) -> bool:
     """Whether tiles of tokens wait in shared memory."""
     return by_matrix(values) and values["staging"] == "shared"
+
+
+def row_words(c: Candidate) -> int:
+    """Words from one cached vector to the next: its codes, and its scale unless that lies apart."""
+    return int(c.problem.head_size // 4 + (c["layout"] == "token_major"))
 
 
 def granule(c: Candidate) -> int:
@@ -60,7 +66,7 @@ def constants(c: Candidate) -> dict[str, object]:
         "score_columns": columns,
         "score_elements": elements,
         "column_masks": sharing_masks(layout.c.lane_column),
-        "row_words": row_words(c.problem.head_size),
+        "staged_row_words": _staged_row_words(c),
         "shared_words": _pool_words(c),
         "padding": WEIGHT_PADDING,
         "ahead": AHEAD[c["prefetch"]],
@@ -115,13 +121,13 @@ def _required_layout(c: Candidate) -> MatrixLayout:
 
 @functools.lru_cache(maxsize=256)
 def _plan_of(
-    scores: MatrixLayout, outputs: MatrixLayout, head_size: int, in_shared: bool
+    scores: MatrixLayout, outputs: MatrixLayout, head_size: int, distance: int, in_shared: bool
 ) -> FragmentPlan | str:
     return fragment_plan(
         scores,
         outputs,
         head_size=head_size,
-        row_words=row_words(head_size),
+        row_words=distance,
         staged=in_shared,
         widened=scores.shape.a_type == "float16",
     )
@@ -131,7 +137,9 @@ def _plan(c: Candidate) -> FragmentPlan | str:
     scores = _score_layout(c)
     if scores is None:
         return f"no 8-bit layout goes with the 16-bit layout of {c['matrix_shape']}"
-    return _plan_of(scores, _required_layout(c), c.problem.head_size, staged(c.values))
+    in_shared = staged(c.values)
+    distance = _staged_row_words(c) if in_shared else row_words(c)
+    return _plan_of(scores, _required_layout(c), c.problem.head_size, distance, in_shared)
 
 
 def _required_plan(c: Candidate) -> FragmentPlan:
@@ -175,7 +183,7 @@ def sharing_masks(lane_base: tuple[int, ...]) -> tuple[int, ...]:
 def _pool_words(c: Candidate) -> int:
     """Words of the shared array of rows and, later, of the merge of subgroups."""
     tokens = _tile_rows(c) * c["tiles_unrolled"]
-    rows = tokens * row_words(c.problem.head_size) if staged(c.values) else 0
+    rows = tokens * _staged_row_words(c) if staged(c.values) else 0
     return int(c["subgroups"] * max(rows, MERGED_ELEMENTS * c["subgroup_size"]))
 
 
@@ -229,9 +237,15 @@ def _check_plan(c: Candidate) -> str | None:
     plan = _plan(c)
     if isinstance(plan, str):
         return plan
-    if staged(c.values) and _tile_rows(c) * row_words(c.problem.head_size) % 4:
-        return f"rows of {row_words(c.problem.head_size)} words make no tile of 16-byte vectors"
+    whole_rows = 1 if c["layout"] == "planar" else _tile_rows(c)
+    if staged(c.values) and whole_rows * row_words(c) % 4:
+        return f"rows of {row_words(c)} words make no 16-byte vectors"
     return None
+
+
+def _staged_row_words(c: Candidate) -> int:
+    """Words from one staged row to the next: aligned rows move apart, into different banks."""
+    return row_words(c) + (ROW_PADDING if c["layout"] == "planar" else 0)
 
 
 def _check_registers(c: Candidate) -> str | None:
@@ -242,7 +256,7 @@ def _check_registers(c: Candidate) -> str | None:
     accumulators = _head_tiles(c) * plan.output_tiles * len(layout.c.element_row)
     words = len(plan.key_tokens) * len(plan.key_slots)
     words += len(plan.value_tokens) * len(plan.value_slots)
-    quads = -(-_tile_rows(c) * row_words(c.problem.head_size) // (4 * c["subgroup_size"]))
+    quads = -(-_tile_rows(c) * row_words(c) // (4 * c["subgroup_size"]))
     ahead = 4 * quads * len(AHEAD[c["prefetch"]])
     total = accumulators + (words + ahead) * c["tiles_unrolled"]
     if total > MAX_LANE_WORDS:
@@ -270,7 +284,7 @@ def _check_shared_memory(c: Candidate) -> str | None:
     return None
 
 
-_BASE = ("strategy", "subgroup_size", "matrix_shape")
+_BASE = ("layout", "strategy", "subgroup_size", "matrix_shape")
 CONSTRAINTS = (
     Constraint(needs=("strategy",), check=_check_features),
     Constraint(needs=(*_BASE, "exchange"), check=_check_shape),

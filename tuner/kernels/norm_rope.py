@@ -15,7 +15,6 @@ from tuner.errors import UnknownNameError
 from tuner.kernels import teams
 from tuner.kernels.base import (
     Binding,
-    BufferRole,
     Candidate,
     Constraint,
     DispatchRule,
@@ -30,6 +29,7 @@ from tuner.kernels.base import (
 from tuner.kernels.indexer_operands import rope_table
 from tuner.oracle.norm_rope import norm_rope_reference, sampled_norm_rope_reference
 from tuner.problems import NormRopeProblem
+from tuner.records import BufferRole
 
 THETA = 1e7
 EPSILON = float(np.float32(1e-6))

@@ -7,6 +7,8 @@ token's vector of one KV head is D/4 words of four signed codes and one word wit
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 
 from tuner.kernels import lane_decode as lanes
 from tuner.kernels import matrix_decode as matrix
@@ -44,7 +46,18 @@ def _split_t(values: Values) -> bool:
     return values["strategy"] != "baseline"
 
 
+LAYOUTS = {
+    "token_major": "token-major words, one scale behind each vector",
+    "planar": "of each block and KV head first all codes, then the scales: 16-byte aligned rows",
+}
+"""Cache layouts, each a family of its own: the first system's, and what an engine would gain with
+the scales apart."""
 PARAMETERS = (
+    Parameter(
+        name="layout",
+        values=tuple(LAYOUTS),
+        help="how the cache is laid out; each family has one layout",
+    ),
     Parameter(
         name="strategy",
         values=("baseline", *lanes.STRATEGIES, "matrix"),
@@ -286,7 +299,14 @@ def _check_combine(c: Candidate) -> str | None:
     return None
 
 
+def _check_staged(c: Candidate) -> str | None:
+    if c["layout"] == "planar" and lanes.staged(c.values):
+        return "tiles with their scales apart are staged by the strategy matrix alone"
+    return None
+
+
 CONSTRAINTS = (
+    Constraint(needs=("layout", "strategy", "staging"), check=_check_staged),
     Constraint(needs=(), check=_check_switches),
     Constraint(needs=("strategy",), check=_check_head_size),
     Constraint(needs=("strategy",), check=_check_subgroups),
@@ -346,6 +366,8 @@ def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...
         "head_size": problem.head_size,
         "block_size": problem.block_size,
         "group": problem.group,
+        "planar": c["layout"] == "planar",
+        "row_words": matrix.row_words(c),
     }
     constants: dict[str, Mapping[str, object]] = {
         "baseline": {"threads": BASELINE_THREADS},
@@ -482,26 +504,40 @@ STARTS = tuple(
     for size, shared in ((32, 8), (64, 8), (16, 8), (8, 8), (8, 4))
 )
 
-PAGED_DECODE_Q8 = Family(
-    name="paged_decode_q8",
-    summary="decode attention over a paged int8 KV cache (token-major words, one scale a vector)",
-    template="paged_decode_q8.comp.jinja",
-    problem_type=PagedDecodeProblem,
-    parameters=PARAMETERS,
-    constraints=CONSTRAINTS,
-    bindings=BINDINGS,
-    push_fields=PUSH_FIELDS,
-    baseline=_start(strategy="baseline"),
-    starts=STARTS,
-    arithmetic=_arithmetic,
-    passes=_passes,
-    scratch_bytes=_scratch_bytes,
-    operands=make_operands,
-    reference=decode_reference,
-    sampled_reference=sampled_decode_reference,
-    validation_cases=validation_cases,
-    bytes_moved=_bytes_moved,
-    scalars=timing_scalars,
-    dispatch=_dispatch,
-    validated_as=_validated_as,
-)
+
+def _family(name: str, layout: str) -> Family:
+    """The declaration of a layout: the same kernels on rows that lie otherwise."""
+
+    def laid_out(values: Values) -> Values:
+        return {**values, "layout": layout}
+
+    return Family(
+        name=name,
+        summary=f"decode attention over a paged int8 KV cache ({LAYOUTS[layout]})",
+        template="paged_decode_q8.comp.jinja",
+        problem_type=PagedDecodeProblem,
+        parameters=tuple(
+            replace(each, values=(layout,)) if each.name == "layout" else each
+            for each in PARAMETERS
+        ),
+        constraints=CONSTRAINTS,
+        bindings=BINDINGS,
+        push_fields=PUSH_FIELDS,
+        baseline=laid_out(_start(strategy="baseline")),
+        starts=tuple(map(laid_out, STARTS)),
+        arithmetic=_arithmetic,
+        passes=_passes,
+        scratch_bytes=_scratch_bytes,
+        operands=partial(make_operands, layout=layout),
+        reference=decode_reference,
+        sampled_reference=sampled_decode_reference,
+        validation_cases=validation_cases,
+        bytes_moved=_bytes_moved,
+        scalars=timing_scalars,
+        dispatch=_dispatch,
+        validated_as=_validated_as,
+    )
+
+
+PAGED_DECODE_Q8 = _family("paged_decode_q8", "token_major")
+PAGED_DECODE_Q8_PLANAR = _family("paged_decode_q8_planar", "planar")

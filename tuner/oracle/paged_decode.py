@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tuner.oracle.attention import HeadGroups, Partial, attend
 from tuner.oracle.tolerance import error_bounds
-from tuner.quant import unpack_cache
+from tuner.quant import token_major, unpack_cache, words_per_token
 
 if TYPE_CHECKING:
     from tuner.kernels.base import ArithmeticClass, Operands, Reference
@@ -110,13 +110,15 @@ def head_groups(operands: Operands, sequence: int, kv_heads: Array) -> HeadGroup
     inputs, scalars = operands.inputs, operands.scalars
     heads, head_size = operands.outputs["out"][0][1:]
     length = min(int(inputs["context_lens"][sequence]), int(scalars["max_context_len"]))
-    block_size = inputs["key_cache"].shape[2]
+    block_size = _block_size(inputs["key_cache"], head_size)
     blocks = inputs["block_table"][sequence, : -(-length // block_size)].astype(np.int64)
     row = inputs["query"][sequence, : heads * head_size].astype(np.float64)
     query = row.reshape(int(scalars["num_kv_heads"]), -1, head_size)[kv_heads]
 
     def tokens(name: str) -> tuple[Array, Floats]:
         words = inputs[name][blocks, kv_heads[:, None]]
+        if inputs[name].ndim == 3:
+            words = token_major(words, block_size)
         words = words.reshape(len(kv_heads), -1, words.shape[-1])[:, :length]
         codes, scales = unpack_cache(words)
         return codes, scales.astype(np.float64)
@@ -131,6 +133,11 @@ def head_groups(operands: Operands, sequence: int, kv_heads: Array) -> HeadGroup
         value_scales=value_scales,
         softmax_scale=float(scalars["softmax_scale"]),
     )
+
+
+def _block_size(cache: Array, head_size: int) -> int:
+    """Tokens of a block of a token-major cache [NB, Hkv, BS, W] or a planar one [NB, Hkv, BS*W]."""
+    return int(cache.shape[2] if cache.ndim == 4 else cache.shape[2] // words_per_token(head_size))
 
 
 def _sampled_pairs(lengths: Array, kv_heads: int, count: int) -> list[int]:

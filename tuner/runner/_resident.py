@@ -17,7 +17,7 @@ import numpy as np
 from tuner import _vk
 from tuner._memory import Arena, Memory
 from tuner.errors import OutOfMemoryError, UsageError
-from tuner.kernels.base import BufferRole
+from tuner.records import BufferRole
 from tuner.runner._commands import Commands
 from tuner.runner._staging import Bytes, Region, Staging, copy_region
 from tuner.runner.protocol import Array, OutputSpec
