@@ -114,8 +114,9 @@ def planar(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     Of each block and KV head first the codes of all tokens, then their scales, so that rows of
     codes are aligned as their size is.
     """
-    flat = [words[..., :-1].reshape(*words.shape[:2], -1), words[..., -1]]
-    return np.concatenate(flat, axis=-1)
+    *pool, block_size, row_words = words.shape
+    codes = words[..., :-1].reshape(*pool, block_size * (row_words - 1))
+    return np.concatenate([codes, words[..., -1]], axis=-1)
 
 
 def token_major(words: npt.NDArray[np.uint32], block_size: int) -> npt.NDArray[np.uint32]:
