@@ -1,115 +1,149 @@
-"""What isolation costs: the same search in this process and in a worker, in turns.
+"""What isolation costs: the same trials in this process and in a worker, in turns.
 
-    .venv/bin/python scripts/isolation_cost.py [--device NAME] [--trials N] [--turns N] [--shape S]
+    .venv/bin/python scripts/isolation_cost.py [--device NAME] [--seconds 50] [--shape SHAPE]
 
-Both try the same variants, drawn at random with one seed, with warm caches; the wall time is that
-of the search alone, start-up is told beside. Prints a table in Markdown.
+A trial is what a search does with a variant: render, compile (from the cache), make pipelines,
+validate, check the timed operands, take samples. Each variant, drawn at random, is tried once in
+both ways without counting, and then in pairs, of which chance says which comes first, until the
+time is up: a minute and a half at most with the defaults. Samples end by the device time that they
+take, so that chance does not decide how many there are. Told are the wall time and the processor
+time of both processes, whatever else the machine does; intervals are of 95 %, by resampling pairs.
+
+A search makes pipelines while the device is busy, so that a part of the cost is hidden there; here
+it shows. Prints a table in Markdown; exit code 1 if the wall time is proven to grow by over 5 %.
 """
 
 from __future__ import annotations
 
 import argparse
-import resource
-import statistics
-import tempfile
+import sys
 import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from tuner import kernels
 from tuner.compile import Compiler
-from tuner.evaluate import Session
-from tuner.results import Store
+from tuner.evaluate import Evaluator, Session
+from tuner.kernels import space
+from tuner.kernels.base import Values
+from tuner.runner.protocol import MeasurePlan
 from tuner.runner.vulkan import VulkanRunner
 from tuner.runner.worker import WorkerRunner
-from tuner.search import Settings, tune
 from tuner.shapes import parse_shape
 
 FAMILY = kernels.family("paged_decode_q8")
-Open = Callable[[str | None, Path], VulkanRunner | WorkerRunner]
-WAYS: dict[str, Open] = {
-    "in process": lambda device, cache: VulkanRunner(device, cache_dir=cache),
-    "in a worker": lambda device, cache: WorkerRunner(device, cache_dir=cache),
-}
+PLAN = MeasurePlan(settle="never", precision=0.0)
+ALLOWED = 1.05
+RESAMPLES = 2000
+_CPU_CLOCK_OF_PROCESS = 2
+"""How Linux numbers the processor-time clock of another process."""
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Seconds of wall time to start and to search, of processor time in all; variants tried."""
+class Taken:
+    """What one trial took, in milliseconds, and whether it was right."""
 
-    start: float
-    search: float
+    wall: float
     processor: float
-    measured: int
+    correct: bool
 
 
-def once(way: Open, given: argparse.Namespace, cache: Path) -> Cost:
-    """One run."""
-    used, started = processor_seconds(), time.perf_counter()
-    runner = way(given.device, cache / "pipelines")
-    opened = time.perf_counter()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        closing(runner),
-        Store(Path(folder)) as store,
-    ):
-        result = tune(
-            runner,
-            Compiler(cache / "spirv"),
-            [(FAMILY, parse_shape(given.shape))],
-            store,
-            storage=Path(folder) / "studies.jsonl",
-            settings=Settings(trials=given.trials, sampler="random", seed=1),
-            session=Session(name="cost"),
-        )
-        searched = time.perf_counter() - opened
-    # Only now, as a worker's time counts once the worker has ended.
-    return Cost(opened - started, searched, processor_seconds() - used, result.measured)
+@dataclass(frozen=True)
+class Way:
+    """An evaluator in this process, or in the worker with that process id."""
 
+    evaluator: Evaluator
+    worker: int | None
 
-def processor_seconds() -> float:
-    """Of this process and of its children that have ended."""
-    own, children = (
-        resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    def take(self, values: Values) -> Taken:
+        """Try a variant once."""
+        wall, processor = time.perf_counter(), self._processor_s()
+        record = self.evaluator.run(values)
+        wall_ms = 1e3 * (time.perf_counter() - wall)
+        processor_ms = 1e3 * (self._processor_s() - processor)
+        return Taken(wall_ms, processor_ms, record.state == "correct")
+
+    def _processor_s(self) -> float:
+        own = time.process_time()
+        if self.worker is None:
+            return own
+        return own + time.clock_gettime(~self.worker << 3 | _CPU_CLOCK_OF_PROCESS)
 
 
 def main() -> None:
     """Take turns and compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device")
-    parser.add_argument("--trials", type=int, default=25)
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--shape", default="1x1024:h32/8:d128")
+    parser.add_argument("--variants", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=50.0)
+    parser.add_argument("--shape", default="8x4096:h32/8:d128")
+    parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    costs: dict[str, list[Cost]] = {name: [] for name in WAYS}
-    with tempfile.TemporaryDirectory() as cache:
-        once(WAYS["in process"], given, Path(cache))
-        for turn in range(given.turns):
-            order = list(WAYS.items())
-            for name, way in order if turn % 2 else reversed(order):
-                costs[name].append(once(way, given, Path(cache)))
-    print(f"{costs['in a worker'][0].measured} variants a run, medians of {given.turns} runs:\n")
-    print("| | search s | least s | processor s | start-up s |\n|---|---|---|---|---|")
-    rows = {name: medians(found) for name, found in costs.items()}
-    for name, row in rows.items():
-        print(f"| {name} | " + " | ".join(f"{value:.2f}" for value in row) + " |")
-    first, second = rows.values()
-    changes = (f"{100 * (b / a - 1):+.1f} %" for a, b in zip(first, second, strict=True))
-    print("| isolation costs | " + " | ".join(list(changes)[:3]) + " | |")
-
-
-def medians(costs: list[Cost]) -> tuple[float, float, float, float]:
-    """Search, the least of these, processor, start-up."""
-    return (
-        statistics.median(cost.search for cost in costs),
-        min(cost.search for cost in costs),
-        statistics.median(cost.processor for cost in costs),
-        statistics.median(cost.start for cost in costs),
+    began = time.perf_counter()
+    with closing(WorkerRunner(given.device)) as runner:
+        start_up = time.perf_counter() - began
+        with closing(VulkanRunner(given.device, known=runner.info)) as own:
+            pairs = take_pairs(own, runner, given)
+            info = runner.info
+    print(
+        f"{FAMILY.name} on {given.shape}, {info.name} ({info.driver}): {len(pairs)} pairs of trials"
     )
+    print(f"of {given.variants} variants; a worker starts in {start_up:.2f} s\n")
+    print("| a trial | in process ms | in a worker ms | more ms | ratio |\n|---|---|---|---|---|")
+    low = tell("wall time", [(a.wall, b.wall) for a, b in pairs])
+    tell("processor time", [(a.processor, b.processor) for a, b in pairs])
+    sys.exit(1 if low > ALLOWED else 0)
+
+
+def take_pairs(
+    own: VulkanRunner, runner: WorkerRunner, given: argparse.Namespace
+) -> list[tuple[Taken, Taken]]:
+    """(in process, in a worker) for one variant after the other, until the time is up."""
+    problem, chance = parse_shape(given.shape), np.random.default_rng(given.seed)
+    compiler, session = Compiler(), Session(plan=PLAN)
+    ways = [
+        Way(Evaluator(own, compiler, FAMILY, problem, session=session), None),
+        Way(Evaluator(runner, compiler, FAMILY, problem, session=session), runner.pid),
+    ]
+    variants = space.legal(FAMILY, problem, runner.info)
+    drawn = [variants[int(n)] for n in chance.permutation(len(variants))[: given.variants]]
+    right = [values for values in drawn if all(way.take(values).correct for way in ways)]
+    if not right:
+        sys.exit("none of the variants answers rightly here: another --shape or --seed may do")
+    pairs: list[tuple[Taken, Taken]] = []
+    until = time.perf_counter() + given.seconds
+    while time.perf_counter() < until:
+        values = right[len(pairs) % len(right)]
+        order = chance.permutation(2)
+        taken = {int(n): ways[n].take(values) for n in order}
+        pairs.append((taken[0], taken[1]))
+    return pairs
+
+
+def tell(name: str, pairs: list[tuple[float, float]]) -> float:
+    """Print a row; returns the lower end of the ratio's interval."""
+    both = np.array(pairs)
+    chance = np.random.default_rng(0)
+    drawn = both[chance.integers(len(both), size=(RESAMPLES, len(both)))]
+    ratio, (low, high) = _ratio(both), np.percentile(_ratio(drawn), (2.5, 97.5))
+    more = np.median(both[:, 1] - both[:, 0])
+    more_low, more_high = np.percentile(np.median(drawn[..., 1] - drawn[..., 0], -1), (2.5, 97.5))
+    first, second = np.median(both, 0)
+    print(
+        f"| {name} | {first:.1f} | {second:.1f} | {more:.2f} ({more_low:.2f} to {more_high:.2f}) "
+        f"| {ratio:.3f} ({low:.3f} to {high:.3f}) |"
+    )
+    return float(low)
+
+
+def _ratio(pairs: npt.NDArray[Any]) -> Any:
+    """Geometric mean of the pairs' ratios: every variant counts alike, and a pause of the machine
+    counts little."""
+    return np.exp(np.log(pairs[..., 1] / pairs[..., 0]).mean(-1))
 
 
 if __name__ == "__main__":
