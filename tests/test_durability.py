@@ -13,17 +13,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
+import tuner
 from tests.fault_stub import Ledger, wait_for, worker
 from tests.isolated_runs import PROBLEMS, Books, best_of, check_run, expected, searched, tune_toy
 from tuner.errors import ResultsError
 from tuner.results import Store
 from tuner.runner.worker import WorkerRunner
 from tuner.search import Silent
+
+if TYPE_CHECKING:
+    from tuner.records import Record
 
 ROOT = Path(__file__).parent.parent
 PARENT_KILLS = 50
@@ -285,21 +289,98 @@ def test_a_file_torn_anywhere_is_repaired_said_and_measured_up(
         books.count("torn files")
 
 
-def test_a_folder_that_becomes_read_only_stops_the_run(tmp_path: Path) -> None:
-    """As root permissions do not matter, so the file is made immutable through its name."""
-
-    class Spoiling(Silent):
+def test_a_folder_that_is_moved_away_stops_the_run(tmp_path: Path, books: Books) -> None:
+    class Moving(Silent):
         finished = 0
 
-        def trial_finished(self, record: object, status: object) -> None:
+        def trial_finished(self, record: Record, status: object) -> None:
             self.finished += 1
             if self.finished == 6:
-                (tmp_path / "results" / "records.jsonl").rename(tmp_path / "taken away")
                 (tmp_path / "results").rename(tmp_path / "gone")
 
     with contextlib.closing(worker()) as runner, pytest.raises(ResultsError):
-        tune_toy(tmp_path / "results", runner, progress=Spoiling(), workers=1)
-    assert len((tmp_path / "taken away").read_bytes().splitlines()) >= 6
+        tune_toy(tmp_path / "results", runner, progress=Moving(), workers=1)
+    assert len(searched(tmp_path / "gone")) >= 6
+    books.count("folders moved away")
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """A folder, and the place where it is mounted a second time."""
+    real, place = tmp_path / "real", tmp_path / "mounted"
+    real.mkdir()
+    place.mkdir()
+    if subprocess.run(
+        ["mount", "--bind", str(real), str(place)], capture_output=True, check=False
+    ).returncode:
+        pytest.skip("mounting is not allowed here")
+    yield real, place
+    subprocess.run(["umount", "--lazy", str(place)], capture_output=True, check=False)
+
+
+def test_a_mount_that_is_lost_stops_the_run_and_its_return_continues_it(
+    mounted: tuple[Path, Path], tuning: Tuning, tmp_path: Path, books: Books
+) -> None:
+    real, place = mounted
+    tuning.begin(tmp_path, place / "results", options={"pause_s": 0.03})
+    wait_for(lambda: len(told(tmp_path)) >= 6)
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    assert tuning.end() == 0
+    assert "ResultsError" in ended(tmp_path)
+    assert "cannot keep the study: No such file or directory" in ended(tmp_path)
+    books.check(told(tmp_path), real / "results")
+    subprocess.run(["mount", "--bind", str(real), str(place)], check=True)
+    tuning.begin(tmp_path, place / "results")
+    assert (tuning.end(), ended(tmp_path)) == (0, "exhausted")
+    assert check_run(real / "results") == []
+    books.check(told(tmp_path), real / "results")
+    books.count("mounts lost")
+
+
+def test_a_read_only_folder_is_refused_and_left_as_it_was(
+    mounted: tuple[Path, Path], tuning: Tuning, tmp_path: Path, books: Books
+) -> None:
+    real, place = mounted
+    tuning.begin(tmp_path, place / "results", settings={"trials": 5})
+    assert (tuning.end(), ended(tmp_path)) == (0, "trials")
+    before = {path.name: path.read_bytes() for path in (real / "results").iterdir()}
+    subprocess.run(["mount", "-o", "remount,bind,ro", str(place)], check=True)
+    tuning.begin(tmp_path, place / "results")
+    assert tuning.end() == 0
+    assert "ResultsError" in ended(tmp_path)
+    assert "Read-only file system" in ended(tmp_path)
+    assert {path.name: path.read_bytes() for path in (real / "results").iterdir()} == before
+    books.count("read-only folders")
+
+
+EXPORTER = """
+import sys
+from pathlib import Path
+from tests.toy_export import BASE, FAST, export, toy_record
+for turn in range(100_000):
+    export(Path(sys.argv[1]), [toy_record({**FAST, "width": 32 << turn % 3}, 1e6 / (turn + 1))])
+    print(turn, flush=True)
+"""
+
+
+@pytest.mark.parametrize("attempt", range(4))
+def test_an_export_that_is_killed_leaves_a_whole_one(
+    tmp_path: Path, attempt: int, books: Books
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", EXPORTER, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as process:
+        assert process.stdout is not None
+        for _ in range(3 + attempt):
+            assert process.stdout.readline()
+        time.sleep(random.Random(attempt).uniform(0.0, 0.03))
+        process.kill()
+    (entry,) = tuner.load_best_config(tmp_path).families["toy"].entries
+    assert all(each.read_spirv(tmp_path) for each in entry.passes)
+    books.count("exports killed")
 
 
 # --- two at once ----------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import tuner
 from tests.made_records import decode, made_record
@@ -28,6 +29,8 @@ from tests.test_best_config import LOOKUP
 from tests.test_compile import rendered
 from tests.toy_family import TOY, toy_device, toy_problem
 from tuner import shapes, workloads
+from tuner.cli import app
+from tuner.cli.report import FORMATS
 from tuner.compile import Compiler
 from tuner.device_info import DeviceInfo
 from tuner.errors import TunerError
@@ -138,6 +141,11 @@ def counted(target: str) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
 # --- results --------------------------------------------------------------------------------------
 
 GOOD_RECORDS = [
@@ -177,6 +185,27 @@ def test_records(tmp_path: Path, data: bytes) -> None:
 
 
 GOOD_DEVICE = msgspec.json.format(msgspec.json.encode(toy_device()), indent=2)
+
+
+@given(
+    damaged(GOOD_LINES) | wrong_records.map(lambda line: GOOD_LINES + line),
+    st.sampled_from([*FORMATS, "plot"]),
+)
+@settings(fuzz, max_examples=60)
+def test_commands_that_read_results(
+    tmp_path: Path, cache: Path, data: bytes, format_name: str
+) -> None:
+    folder = _emptied(tmp_path)
+    (folder / RECORDS).write_bytes(data)
+    (folder / DEVICE).write_bytes(GOOD_DEVICE)
+    command = ("export", "--format", format_name, "--cache", str(cache))
+    if format_name == "plot":
+        command = ("plot",)
+    done = CliRunner().invoke(app, [*command, str(folder)])
+    TRIED["results given to commands"] += 1
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+    assert done.exit_code in (0, 1, 2)
+    assert "Traceback" not in done.output + done.stderr
 
 
 @given(st.binary(max_size=300) | damaged(GOOD_DEVICE) | altered(GOOD_DEVICE))

@@ -38,7 +38,13 @@ from tests.isolated_runs import (
 from tests.small_kernels import job, operands, outputs, run, spirv, step
 from tests.toy_family import TOY
 from tuner.cli import app
-from tuner.errors import DeviceLostError, NoWorkerError, RunTimeoutError, WorkerDiedError
+from tuner.errors import (
+    DeviceLostError,
+    NoWorkerError,
+    OutOfMemoryError,
+    RunTimeoutError,
+    WorkerDiedError,
+)
 from tuner.evaluate import FINAL
 from tuner.kernels.space import canonical
 from tuner.records import State
@@ -320,6 +326,18 @@ def test_a_write_far_out_of_bounds_is_noticed_or_clamped(
     tell(f"a write far out of bounds on {on_cpu.info.name}: {outcome}")
     _still_right(on_cpu)
     books.count("writes far out of bounds on a CPU driver")
+
+
+@pytest.mark.vulkan
+def test_a_job_that_asks_for_more_memory_than_there_is_costs_no_worker(
+    on_cpu: WorkerRunner, books: Books
+) -> None:
+    losses = on_cpu.losses
+    with pytest.raises(OutOfMemoryError, match="scratch"):
+        run(on_cpu, job(step("scale"), scratch=1 << 44))
+    _still_right(on_cpu)
+    assert on_cpu.losses == losses
+    books.count("jobs beyond the memory of a CPU driver")
 
 
 # --- the command line -----------------------------------------------------------------------------
