@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -21,7 +22,8 @@ from tests.attention_kernels import (
 from tests.golden_vectors import load, names
 from tests.made_devices import gpu, narrow_cpu
 from tests.spirv_tools import spirv_val
-from tests.test_paged_attention import Mistake, problem
+from tests.test_paged_attention import Mistake
+from tests.test_paged_attention import problem as forward_problem
 from tuner.device_info import DeviceInfo
 from tuner.evaluate import ResidentCases, render_passes
 from tuner.kernels.base import Candidate
@@ -31,7 +33,7 @@ from tuner.kernels.paged_attention_backward import bytes_moved
 from tuner.kernels.space import legal, pairwise, reasons
 from tuner.oracle import judge
 from tuner.oracle.paged_attention_backward import backward_reference
-from tuner.problems import PagedAttentionProblem
+from tuner.problems import AttentionGradientProblem
 
 if TYPE_CHECKING:
     from tuner.runner.vulkan import VulkanRunner
@@ -39,6 +41,11 @@ if TYPE_CHECKING:
 GOLDEN = names("s2_backward_*")
 OWNED = "deterministic threads=64 key_tile_rows=8"
 ADDED = "atomic threads=64 key_tile_tokens=8 row_parts=2"
+
+
+def problem(*geometry: int, **changes: Any) -> AttentionGradientProblem:
+    fields = msgspec.structs.asdict(forward_problem(*geometry, **changes))
+    return AttentionGradientProblem(**fields)
 
 
 @pytest.fixture(scope="module")
@@ -151,19 +158,13 @@ def test_sequences_that_share_all_blocks_add_up(vulkan_runner: VulkanRunner) -> 
         scalars=one.scalars | {"batch": 2},
     )
     twice.inputs["users"][1::2, 0] = 1
-    both = replace_batch(of, 2)
+    both = msgspec.structs.replace(of, batch=2)
     for text in (OWNED, ADDED):
         single = launched(vulkan_runner, FAMILY, of, one, text).outputs
         double = launched(vulkan_runner, FAMILY, both, twice, text).outputs
         for name in ("key_gradient", "value_gradient"):
             assert single[name].any()
             np.testing.assert_allclose(double[name], 2 * single[name], rtol=1e-4, atol=1e-6)
-
-
-def replace_batch(of: PagedAttentionProblem, batch: int) -> PagedAttentionProblem:
-    return PagedAttentionProblem(
-        **{name: getattr(of, name) for name in of.__struct_fields__} | {"batch": batch}
-    )
 
 
 # Kernels broken on purpose
@@ -271,16 +272,17 @@ on_paper = pytest.mark.parametrize(("device", "of"), ON_PAPER.values(), ids=list
 
 @on_paper
 def test_kernels_are_valid_spirv_and_those_that_are_validated(
-    device: DeviceInfo, of: PagedAttentionProblem
+    device: DeviceInfo, of: AttentionGradientProblem
 ) -> None:
     sources: dict[str, Any] = {}
     for values in pairwise(legal(FAMILY, of, device)):
         scalars = FAMILY.timing_scalars(of)
         timed = render_passes(FAMILY, values, of, device, scalars=scalars)
-        validated = FAMILY.validation_values(Candidate(values, of, device))
-        case = FAMILY.validation_cases(of)[1].problem
-        assert not reasons(FAMILY, validated, case, device)
-        small = render_passes(FAMILY, validated, case, device, scalars=FAMILY.timing_scalars(case))
+        case = FAMILY.validation_cases(of)[1]
+        validated = FAMILY.validation_values(Candidate(values, of, device), case)
+        assert not reasons(FAMILY, validated, case.problem, device)
+        scalars = FAMILY.timing_scalars(case.problem)
+        small = render_passes(FAMILY, validated, case.problem, device, scalars=scalars)
         assert [each.rendered.text for each in small] == [each.rendered.text for each in timed]
         sources |= {each.rendered.text: each.rendered for each in timed}
     kernels = {COMPILER.compile(each, values={}).spirv for each in sources.values()}
@@ -310,7 +312,7 @@ def test_spaces_are_large_and_every_strategy_is_in_them() -> None:
     ],
 )
 def test_what_is_not_supported_has_a_reason(
-    text: str, of: PagedAttentionProblem, says: str
+    text: str, of: AttentionGradientProblem, says: str
 ) -> None:
     device = narrow_cpu()
     assert says in "; ".join(reasons(FAMILY, variant(FAMILY, text, device), of, device))

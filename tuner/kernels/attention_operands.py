@@ -22,7 +22,7 @@ from tuner.elements import SMALLEST_NORMAL, STORED, stored
 from tuner.errors import UnknownNameError
 from tuner.kernels.base import Array, Operands, ValidationCase
 from tuner.kernels.decode_values import LARGEST_LOGIT, NO_BLOCK, SPARE_BLOCKS, softmax_scale
-from tuner.problems import PagedAttentionProblem
+from tuner.problems import AttentionProblem
 
 Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint32]
@@ -43,7 +43,7 @@ class AttentionValues:
     live: npt.NDArray[np.bool_]
 
 
-def make_operands(problem: PagedAttentionProblem, inputs: str, seed: int) -> Operands:
+def make_operands(problem: AttentionProblem, inputs: str, seed: int) -> Operands:
     """Operands of one launch; the same arguments give the same arrays.
 
     `inputs` is "timing" (a pool exactly as large as needed, its blocks permuted) or one of
@@ -69,7 +69,7 @@ def make_operands(problem: PagedAttentionProblem, inputs: str, seed: int) -> Ope
     )
 
 
-def scalars(problem: PagedAttentionProblem) -> dict[str, int | float]:
+def scalars(problem: AttentionProblem) -> dict[str, int | float]:
     """What the host passes beside the buffers."""
     return {
         "batch": problem.batch,
@@ -83,7 +83,7 @@ def scalars(problem: PagedAttentionProblem) -> dict[str, int | float]:
     }
 
 
-def validation_cases(problem: PagedAttentionProblem) -> tuple[ValidationCase, ...]:
+def validation_cases(problem: AttentionProblem) -> tuple[ValidationCase, ...]:
     """Small problems of the given geometry (heads, head size, block size) for every code path.
 
     Which keys a row sees is a matter of lengths and offset, not of the kernel, so every mask is
@@ -118,7 +118,7 @@ def validation_cases(problem: PagedAttentionProblem) -> tuple[ValidationCase, ..
     )
 
 
-def attention_values(problem: PagedAttentionProblem, inputs: str, seed: int) -> AttentionValues:
+def attention_values(problem: AttentionProblem, inputs: str, seed: int) -> AttentionValues:
     """The values that `make_operands` stores for a kind of validation inputs.
 
     Raises:
@@ -161,7 +161,7 @@ def stored_inputs(made: AttentionValues, element: str) -> dict[str, Array]:
     }
 
 
-def timing_inputs(problem: PagedAttentionProblem, rng: np.random.Generator) -> dict[str, Array]:
+def timing_inputs(problem: AttentionProblem, rng: np.random.Generator) -> dict[str, Array]:
     """Input buffers for timing: normal values at the speed of memory, permuted blocks."""
     columns = -(-problem.context // problem.block_size)
     blocks = max(1, problem.batch * columns)
@@ -188,7 +188,7 @@ def random_elements(shape: tuple[int, ...], element: str, rng: np.random.Generat
 
 
 def _shared_table(
-    problem: PagedAttentionProblem, rng: np.random.Generator, *, everything: bool
+    problem: AttentionProblem, rng: np.random.Generator, *, everything: bool
 ) -> tuple[Words, int]:
     """A permuted table [B, MB] in which sequences share the first half of their whole blocks.
 
@@ -210,9 +210,7 @@ def _shared_table(
     return table, blocks
 
 
-def _live_tokens(
-    problem: PagedAttentionProblem, table: Words, blocks: int
-) -> npt.NDArray[np.bool_]:
+def _live_tokens(problem: AttentionProblem, table: Words, blocks: int) -> npt.NDArray[np.bool_]:
     """Which tokens [NB, BS] of the pool some sequence has."""
     live = np.zeros((blocks, problem.block_size), np.bool_)
     whole, rest = divmod(problem.context, problem.block_size)
@@ -223,14 +221,12 @@ def _live_tokens(
     return live
 
 
-def _random(
-    _problem: PagedAttentionProblem, _made: AttentionValues, _rng: np.random.Generator
-) -> None:
+def _random(_problem: AttentionProblem, _made: AttentionValues, _rng: np.random.Generator) -> None:
     """Normal values as they are."""
 
 
 def _large_logits(
-    problem: PagedAttentionProblem, made: AttentionValues, _rng: np.random.Generator
+    problem: AttentionProblem, made: AttentionValues, _rng: np.random.Generator
 ) -> None:
     """Logits up to about `LARGEST_LOGIT` either way, and nearly as large for every token."""
     peak = 4 * np.sqrt(problem.head_size) * softmax_scale(problem.head_size)
@@ -238,22 +234,20 @@ def _large_logits(
 
 
 def _equal_logits(
-    _problem: PagedAttentionProblem, made: AttentionValues, _rng: np.random.Generator
+    _problem: AttentionProblem, made: AttentionValues, _rng: np.random.Generator
 ) -> None:
     """All tokens have the same key: weights are equal."""
     made.keys[...] = made.keys[0, 0]
 
 
-def _zeros(
-    _problem: PagedAttentionProblem, made: AttentionValues, rng: np.random.Generator
-) -> None:
+def _zeros(_problem: AttentionProblem, made: AttentionValues, rng: np.random.Generator) -> None:
     """Zero vectors: the first sequence's queries, and a third of all keys and values."""
     made.query[0] = 0
     for pool in (made.keys, made.values):
         pool[...] *= rng.random((*pool.shape[:3], 1)) > 1 / 3
 
 
-_Shaper = Callable[[PagedAttentionProblem, AttentionValues, np.random.Generator], None]
+_Shaper = Callable[[AttentionProblem, AttentionValues, np.random.Generator], None]
 
 VALIDATION_INPUTS: dict[str, _Shaper] = {
     "random": _random,

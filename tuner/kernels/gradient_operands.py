@@ -23,10 +23,10 @@ from tuner.kernels import attention_operands as forward_operands
 from tuner.kernels.attention_operands import random_elements
 from tuner.kernels.base import Array, Operands, ValidationCase
 from tuner.oracle.paged_attention import forward
-from tuner.problems import PagedAttentionProblem
+from tuner.problems import AttentionProblem
 
 
-def make_operands(problem: PagedAttentionProblem, inputs: str, seed: int) -> Operands:
+def make_operands(problem: AttentionProblem, inputs: str, seed: int) -> Operands:
     """Operands of one launch; the same arguments give the same arrays.
 
     For "timing", `out` and `lse` are plausible and not those of the forward pass, which would take
@@ -72,7 +72,7 @@ def with_gradients(made: Operands, out_gradient: Array, out: Array, lse: Array) 
     )
 
 
-def scalars(problem: PagedAttentionProblem) -> dict[str, int | float]:
+def scalars(problem: AttentionProblem) -> dict[str, int | float]:
     """The scalars of the operands for timing, without the arrays."""
     columns = -(-problem.context // problem.block_size)
     return forward_operands.scalars(problem) | {"blocks": max(1, problem.batch * columns)}
@@ -92,7 +92,7 @@ def block_users(table: Array, blocks: int, columns: int) -> tuple[Array, Array]:
     return starts, users if len(users) else np.zeros((1, 2), np.uint32)
 
 
-def validation_cases(problem: PagedAttentionProblem) -> tuple[ValidationCase, ...]:
+def validation_cases(problem: AttentionProblem) -> tuple[ValidationCase, ...]:
     """The forward pass's cases, with fewer keys where they have many.
 
     The baseline goes round a loop for each element of each key, and lavapipe before Mesa 23 ends
@@ -105,10 +105,8 @@ def validation_cases(problem: PagedAttentionProblem) -> tuple[ValidationCase, ..
     )
 
 
-def _shortened(problem: Any, most: int) -> PagedAttentionProblem:
-    shorter: PagedAttentionProblem = msgspec.structs.replace(
-        problem, context=min(most, problem.context)
-    )
+def _shortened(problem: Any, most: int) -> AttentionProblem:
+    shorter: AttentionProblem = msgspec.structs.replace(problem, context=min(most, problem.context))
     return shorter
 
 

@@ -15,6 +15,7 @@ from tuner.kernels.base import (
     Binding,
     Candidate,
     Constraint,
+    DispatchRule,
     Family,
     Parameter,
     Pass,
@@ -179,14 +180,32 @@ def _check_workgroup(c: Candidate) -> str | None:
     return None
 
 
-def _check_groups(c: Candidate) -> str | None:
+def _workgroups(c: Candidate) -> int:
+    """Workgroups in x: of the whole baseline, else of one KV head of one sequence."""
     problem: PagedAttentionProblem = c.problem
-    limit = c.device.max_workgroup_count
     if c["strategy"] == "baseline":
         rows = problem.batch * problem.query_heads * problem.query_tokens
-        counts = (-(-rows // BASELINE_THREADS), 1, 1)
-    else:
-        counts = (strategies.row_tiles(c), 1, problem.batch * problem.kv_heads)
+        return -(-rows // BASELINE_THREADS)
+    return strategies.row_tiles(c) * _plan(c).parts
+
+
+def _check_groups(c: Candidate) -> str | None:
+    problem: PagedAttentionProblem = c.problem
+    counts = (_workgroups(c), problem.kv_heads, problem.batch)
+    if c["strategy"] == "baseline":
+        counts = (_workgroups(c), 1, 1)
+    return _beyond(counts, c.device.max_workgroup_count)
+
+
+def _check_batch(c: Candidate) -> str | None:
+    return _beyond((1, c.problem.kv_heads, c.problem.batch), c.device.max_workgroup_count)
+
+
+def _check_baseline(c: Candidate) -> str | None:
+    return _check_groups(c) if c["strategy"] == "baseline" else None
+
+
+def _beyond(counts: tuple[int, int, int], limit: tuple[int, int, int]) -> str | None:
     for axis, count, most in zip("xyz", counts, limit, strict=True):
         if count > most:
             return f"{count} workgroups in {axis}, the device allows {most}"
@@ -202,7 +221,7 @@ def _check_split(c: Candidate) -> str | None:
     parts = _plan(c).parts
     if parts > MAX_SPLITS:
         return f"{policy} makes {parts} splits, the limit is {MAX_SPLITS}"
-    return None
+    return _check_groups(c)
 
 
 def _check_combine(c: Candidate) -> str | None:
@@ -214,10 +233,7 @@ def _check_combine(c: Candidate) -> str | None:
         limit = c.device.max_workgroup_invocations
         return f"{threads} threads to combine, the device allows {limit}"
     counts = (problem.query_tokens, problem.query_heads, problem.batch)
-    for axis, count, most in zip("xyz", counts, c.device.max_workgroup_count, strict=True):
-        if count > most:
-            return f"{count} workgroups in {axis} to combine, the device allows {most}"
-    return None
+    return _beyond(counts, c.device.max_workgroup_count)
 
 
 CONSTRAINTS = (
@@ -225,7 +241,8 @@ CONSTRAINTS = (
     Constraint(needs=("strategy",), check=_check_subgroups),
     Constraint(needs=("strategy", "subgroup_size"), check=_check_subgroup_size),
     Constraint(needs=("strategy", "subgroup_size", "subgroups"), check=_check_workgroup),
-    Constraint(needs=("strategy", "tile_rows"), check=_check_groups),
+    Constraint(needs=(), check=_check_batch),
+    Constraint(needs=("strategy",), check=_check_baseline),
     *strategies.CONSTRAINTS,
     Constraint(needs=(*strategies.GRANULE_NEEDS, "split"), check=_check_split),
     Constraint(needs=("split", "combine_slices"), check=_check_combine),
@@ -251,6 +268,7 @@ PUSH_FIELDS = (
     PushField(name="q_offset", type="int"),
     PushField(name="num_splits", type="uint"),
     PushField(name="tokens_per_split", type="uint"),
+    PushField(name="workgroups", type="uint"),
     PushField(name="softmax_scale", type="float"),
 )
 
@@ -264,7 +282,11 @@ def _passes(c: Candidate, given: Mapping[str, int | float]) -> tuple[Pass, ...]:
     baseline = c["strategy"] == "baseline"
     plan = SplitPlan(1, max(1, problem.context)) if baseline else _plan(c)
     push = {field.name: given[field.name] for field in PUSH_FIELDS if field.name in given}
-    push |= {"num_splits": plan.parts, "tokens_per_split": plan.tokens}
+    push |= {
+        "num_splits": plan.parts,
+        "tokens_per_split": plan.tokens,
+        "workgroups": _workgroups(c),
+    }
     shape = {
         "head_size": problem.head_size,
         "block_size": problem.block_size,
@@ -274,13 +296,12 @@ def _passes(c: Candidate, given: Mapping[str, int | float]) -> tuple[Pass, ...]:
         "splits": plan.combined,
     }
     if baseline:
-        rows = problem.batch * problem.query_heads * problem.query_tokens
         return (
             Pass(
                 name="baseline",
                 constants=shape | {"threads": BASELINE_THREADS},
                 push=push,
-                groups=(-(-rows // BASELINE_THREADS), 1, 1),
+                groups=(_workgroups(c), 1, 1),
                 subgroup_size=None,
             ),
         )
@@ -288,7 +309,7 @@ def _passes(c: Candidate, given: Mapping[str, int | float]) -> tuple[Pass, ...]:
         name="attend",
         constants=shape | strategies.constants(c),
         push=push,
-        groups=(strategies.row_tiles(c), plan.parts, problem.batch * problem.kv_heads),
+        groups=(_workgroups(c), problem.kv_heads, problem.batch),
         subgroup_size=c["subgroup_size"] if c.device.subgroup_size_control else None,
     )
     if not plan.combined:
@@ -301,6 +322,38 @@ def _passes(c: Candidate, given: Mapping[str, int | float]) -> tuple[Pass, ...]:
         subgroup_size=None,
     )
     return (attend, combine)
+
+
+def _dispatch(c: Candidate) -> DispatchRule:
+    if c["strategy"] == "baseline":
+        return DispatchRule(
+            policy="none",
+            facts={"threads": BASELINE_THREADS},
+            groups={"baseline": ("workgroups", "1", "1")},
+            text="one thread per query row: "
+            "workgroups = ceil(batch * query_heads * query_tokens / threads)",
+        )
+    units = c.device.compute_units
+    facts = {"granule_tokens": strategies.granule(c), "tile_rows": int(c["tile_rows"])}
+    return DispatchRule(
+        policy=str(c["split"]),
+        facts=facts | ({} if units is None else {"compute_units": units}),
+        groups={
+            "attend": ("workgroups", "kv_heads", "batch"),
+            "combine": ("query_tokens", "query_heads", "batch"),
+        },
+        text="q_offset = context for causal off, 0 for top_left, context - query_tokens for "
+        "bottom_right, else the number itself; "
+        "row_tiles = ceil(query_tokens * query_heads / kv_heads / tile_rows); wanted = 1 for none, "
+        "N for count:N, ceil(context / N) for tokens:N, "
+        "floor(N * compute_units / (batch * kv_heads * row_tiles)) for device:N, at least 1; "
+        "tokens_per_split = ceil(context / wanted), rounded up to a multiple of granule_tokens; "
+        "num_splits = ceil(context / tokens_per_split), at least 1; "
+        "workgroups = row_tiles * num_splits; the buffer partials needs "
+        "4 * batch * query_heads * query_tokens * num_splits * (head_size + 2) bytes; these "
+        "kernels are built for "
+        + ("any number of splits" if _plan(c).combined else "one split, without a combine pass"),
+    )
 
 
 def _validated_as(c: Candidate, _case: ValidationCase) -> Values:
@@ -402,5 +455,6 @@ PAGED_ATTENTION = Family(
     validation_cases=validation_cases,
     bytes_moved=bytes_moved,
     scalars=scalars,
+    dispatch=_dispatch,
     validated_as=_validated_as,
 )

@@ -25,7 +25,7 @@ from tuner.oracle.paged_attention_backward import (
     backward_reference,
     sampled_backward_reference,
 )
-from tuner.problems import PagedAttentionProblem
+from tuner.problems import AttentionGradientProblem
 
 BASELINE_THREADS = 64
 HELPER_THREADS = 256
@@ -177,7 +177,7 @@ def _check_query_tile(c: Candidate) -> str | None:
 
 
 def _check_groups(c: Candidate) -> str | None:
-    problem: PagedAttentionProblem = c.problem
+    problem: AttentionGradientProblem = c.problem
     groups, limit = problem.batch * problem.kv_heads, c.device.max_workgroup_count[2]
     if c["strategy"] != "baseline" and groups > limit:
         return f"{groups} workgroups in z, the device allows {limit}"
@@ -235,7 +235,7 @@ def _arithmetic(_values: Values) -> ArithmeticClass:
 
 
 def _passes(c: Candidate, given: Mapping[str, int | float]) -> tuple[Pass, ...]:
-    problem: PagedAttentionProblem = c.problem
+    problem: AttentionGradientProblem = c.problem
     push = {field.name: given[field.name] for field in PUSH_FIELDS if field.name in given}
     rows = problem.batch * problem.query_heads * problem.query_tokens
     blocks = int(given.get("blocks", 1))
@@ -314,11 +314,11 @@ def _folded(count: int, limits: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _scratch_bytes(c: Candidate) -> dict[str, int]:
-    problem: PagedAttentionProblem = c.problem
+    problem: AttentionGradientProblem = c.problem
     return {"deltas": 4 * problem.batch * problem.query_heads * problem.query_tokens}
 
 
-def bytes_moved(problem: PagedAttentionProblem) -> int:
+def bytes_moved(problem: AttentionGradientProblem) -> int:
     """All inputs once, gradients of queries and of the whole pool written once in float32."""
     rows = problem.batch * problem.query_heads * problem.query_tokens
     columns = -(-problem.context // problem.block_size)
@@ -362,7 +362,7 @@ PAGED_ATTENTION_BACKWARD = Family(
     name="paged_attention_backward",
     summary="gradients of paged attention into a float32 pool, from the stored log-sum-exp",
     template="paged_attention_backward.comp.jinja",
-    problem_type=PagedAttentionProblem,
+    problem_type=AttentionGradientProblem,
     parameters=PARAMETERS,
     constraints=CONSTRAINTS,
     bindings=BINDINGS,

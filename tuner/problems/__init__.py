@@ -9,7 +9,11 @@ from tuner.problems.cache_write import CacheWriteProblem
 from tuner.problems.indexer_step import IndexerStepProblem
 from tuner.problems.kv_append import KvAppendProblem
 from tuner.problems.norm_rope import NormRopeProblem
-from tuner.problems.paged_attention import PagedAttentionProblem
+from tuner.problems.paged_attention import (
+    AttentionGradientProblem,
+    AttentionProblem,
+    PagedAttentionProblem,
+)
 from tuner.problems.paged_decode import MAX_SEQUENCES, MAX_TOKENS, PagedDecodeProblem
 from tuner.problems.paged_selected import PagedSelectedProblem
 from tuner.problems.q8_decode import GatedCombineProblem, Q8DecodeProblem, Q8SelectedProblem
@@ -19,6 +23,7 @@ AnyProblem = (
     PagedDecodeProblem
     | PagedSelectedProblem
     | PagedAttentionProblem
+    | AttentionGradientProblem
     | IndexerStepProblem
     | NormRopeProblem
     | KvAppendProblem
@@ -40,6 +45,8 @@ __all__ = [
     "MAX_SEQUENCES",
     "MAX_TOKENS",
     "AnyProblem",
+    "AttentionGradientProblem",
+    "AttentionProblem",
     "CacheWriteProblem",
     "GatedCombineProblem",
     "IndexerStepProblem",

@@ -14,8 +14,9 @@ ELEMENTS = {"f32": 4, "f16": 2, "bf16": 2}
 """Element types of queries, pools and outputs, and their bytes."""
 
 
-class PagedAttentionProblem(Problem, frozen=True, kw_only=True, tag="paged_attention"):
-    """Attention of `query_tokens` rows a sequence over `context` cached keys.
+class AttentionProblem(Problem, frozen=True, kw_only=True):
+    """What attention of `query_tokens` rows a sequence over `context` cached keys and its gradients
+    have in common.
 
     `causal` says which keys row i sees, out of 0 to context - 1:
 
@@ -118,3 +119,16 @@ class PagedAttentionProblem(Problem, frozen=True, kw_only=True, tag="paged_atten
             f"GQA {self.group} d{self.head_size} {self.element}, {self.batch} x "
             f"{self.query_tokens} query tokens{causal}{block}"
         )
+
+
+class PagedAttentionProblem(AttentionProblem, frozen=True, kw_only=True, tag="paged_attention"):
+    """Outputs and log-sum-exp of such attention."""
+
+
+class AttentionGradientProblem(
+    AttentionProblem, frozen=True, kw_only=True, tag="paged_attention_backward"
+):
+    """Its gradients, given its outputs, their gradient and the log-sum-exp.
+
+    `element` is the type of all that goes in; gradients are float32.
+    """
