@@ -16,7 +16,6 @@ from tuner.kernels.base import (
     Parameter,
     Pass,
     ValidationCase,
-    Values,
 )
 from tuner.kernels.indexer_operands import projection, raw_keys, steps
 from tuner.oracle.indexer_references import append_reference, sampled_append_reference
@@ -135,10 +134,6 @@ def _bytes_moved(problem: IndexerStepProblem) -> int:
     return problem.rows * problem.index_dim * 6
 
 
-def _start(**values: int | str) -> Values:
-    return {parameter.name: parameter.values[0] for parameter in PARAMETERS} | values
-
-
 INDEX_APPEND = Family(
     name="index_append",
     summary="indexer: raw keys of new rows into the float16 cache",
@@ -151,10 +146,10 @@ INDEX_APPEND = Family(
         for name in ("projection", "projection_quads", "index_key_words", "index_key_quads")
     ),
     push_fields=indexer.PUSH_FIELDS,
-    baseline=_start(strategy="baseline"),
+    baseline=indexer.start(PARAMETERS, strategy="baseline"),
     starts=(
-        _start(strategy="packed", threads=64, words=4),
-        _start(strategy="packed", threads=64, words=2),
+        indexer.start(PARAMETERS, strategy="packed", threads=64, words=4),
+        indexer.start(PARAMETERS, strategy="packed", threads=64, words=2),
     ),
     arithmetic=lambda _values: "f32",
     passes=lambda c, scalars: (append_pass(c, scalars),),

@@ -136,9 +136,9 @@ INDEX_BLOCKS = Family(
         indexer.BINDINGS["block_key_words"],
     ),
     push_fields=indexer.PUSH_FIELDS,
-    baseline=vector_norm.start(PARAMETERS, strategy="baseline"),
+    baseline=indexer.start(PARAMETERS, strategy="baseline"),
     starts=tuple(
-        vector_norm.start(PARAMETERS, strategy="lanes", subgroup_size=size, subgroups=1, lanes=size)
+        indexer.start(PARAMETERS, strategy="lanes", subgroup_size=size, subgroups=1, lanes=size)
         for size in (32, 64, 16, 8)
     ),
     arithmetic=lambda _values: "f32",

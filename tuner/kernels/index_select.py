@@ -278,12 +278,9 @@ def _bytes_moved(problem: IndexerStepProblem) -> int:
     return max(4, 4 * int(selective.sum()) + each * len(selective))
 
 
-def _start(**values: int | str) -> Values:
-    return {parameter.name: parameter.values[0] for parameter in PARAMETERS} | values
-
-
 STARTS = tuple(
-    _start(
+    indexer.start(
+        PARAMETERS,
         strategy="workgroup",
         subgroup_size=size,
         subgroups=subgroups,
@@ -295,7 +292,8 @@ STARTS = tuple(
     for size, subgroups in ((32, 32), (64, 16), (16, 32), (8, 32), (8, 16))
     for bits, held in ((8, 16), (11, 32), (8, 0))
 ) + tuple(
-    _start(
+    indexer.start(
+        PARAMETERS,
         strategy="parts",
         subgroup_size=size,
         subgroups=subgroups,
@@ -328,7 +326,7 @@ INDEX_SELECT = Family(
         )
     ),
     push_fields=indexer.PUSH_FIELDS,
-    baseline=_start(strategy="baseline"),
+    baseline=indexer.start(PARAMETERS, strategy="baseline"),
     starts=STARTS,
     arithmetic=lambda _values: "f32",
     passes=select_passes,

@@ -106,6 +106,11 @@ def by_subgroups(values: Values) -> bool:
     return values["strategy"] != "baseline"
 
 
+def start(parameters: tuple[Parameter, ...], **values: int | str) -> Values:
+    """Neutral values of the parameters, with some changed."""
+    return {parameter.name: parameter.values[0] for parameter in parameters} | values
+
+
 SUBGROUP_SIZE = Parameter(
     name="subgroup_size",
     values=(8, 16, 32, 64),
@@ -115,8 +120,10 @@ SUBGROUP_SIZE = Parameter(
 
 
 def required_subgroup_size(c: Candidate) -> int | None:
-    """The size that a pass of a tuned strategy must ask the device for."""
-    return int(c["subgroup_size"]) if c.device.subgroup_size_control else None
+    """The size that a pass must ask the device for; None for the baselines."""
+    if not by_subgroups(c.values) or not c.device.subgroup_size_control:
+        return None
+    return int(c["subgroup_size"])
 
 
 def subgroup_operations(*operations: str) -> Constraint:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tuner.kernels import indexer
-from tuner.kernels.base import Candidate, Constraint, DispatchRule, Parameter, Pass, Values
+from tuner.kernels.base import Candidate, Constraint, DispatchRule, Parameter, Pass
 
 MAX_LANE_QUADS = 16
 """Groups of four values that one lane may hold in registers."""
@@ -79,13 +79,12 @@ def groups_rule(count: int, c: Candidate) -> int:
 
 def vector_pass(c: Candidate, name: str, count: int, scalars: Mapping[str, int | float]) -> Pass:
     """The one launch: each workgroup takes `vectors` of the `count` vectors."""
-    baseline = c["strategy"] == "baseline"
     return Pass(
         name=name,
         constants=indexer.constants(c.problem),
         push=indexer.push(scalars),
         groups=(groups_rule(count, c), 1, 1),
-        subgroup_size=None if baseline else indexer.required_subgroup_size(c),
+        subgroup_size=indexer.required_subgroup_size(c),
     )
 
 
@@ -97,8 +96,3 @@ def dispatch(c: Candidate, count: str) -> DispatchRule:
         groups={},
         text=f"ceil({count} / vectors_per_workgroup) workgroups in x",
     )
-
-
-def start(parameters: tuple[Parameter, ...], **values: int | str) -> Values:
-    """Neutral values of the parameters, with some changed."""
-    return {parameter.name: parameter.values[0] for parameter in parameters} | values
