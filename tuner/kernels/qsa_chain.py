@@ -16,7 +16,6 @@ from tuner.kernels import q8_lanes
 from tuner.kernels.base import (
     ArithmeticClass,
     Binding,
-    BufferRole,
     Candidate,
     Constraint,
     Family,
@@ -46,6 +45,7 @@ from tuner.kernels.qsa_steps import (
 from tuner.kernels.space import canonical, reasons
 from tuner.oracle.qsa_chain import chain_reference, sampled_chain_reference
 from tuner.problems import QsaStepProblem
+from tuner.records import BufferRole
 
 SPLITS = ("upstream", "count:16", "count:32", "count:64", "device:1", "device:2", "device:4")
 VALIDATED_SPLIT = "count:16"
