@@ -129,12 +129,21 @@ def save_plots(store: Store) -> list[Path]:
         ResultsError: there is nothing to draw, or the folder cannot be written to.
     """
     from tuner.errors import ResultsError
-    from tuner.plots import PLOTS, bandwidth_curves, energy_against_time, save
+    from tuner.plots import (
+        PLOTS,
+        bandwidth_curves,
+        energy_against_time,
+        save,
+        utilisation_by_context,
+    )
+    from tuner.results import read_peers
 
     if not store.records():
         raise ResultsError(store.folder, "no records to plot: tune first")
     folder, device = store.folder / PLOTS_FOLDER, store.device()
     figures = {name: draw(store.records(), device) for name, draw in PLOTS.items()}
+    if peers := read_peers(store.folder):
+        figures["context"] = utilisation_by_context(store.records(), device, peers=peers)
     if any(record.energy for record in store.records()):
         figures["energy"] = energy_against_time(store.records(), device)
     whole = [each for each in store.calibrations() if each.is_full]

@@ -13,11 +13,18 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from tuner.device_info import DeviceInfo
 from tuner.plots import problems, style
+from tuner.problems import Problem
 from tuner.records import Record
-from tuner.results import Outcome, outcomes
+from tuner.results import Outcome, Peer, best_by_context, outcomes
 from tuner.results.outcomes import BaselineOf, is_timed
 
 MAX_PANELS = 9
+PEER_LINE: dict[str, Any] = {
+    "linestyle": ":",
+    "linewidth": 1.1,
+    "markersize": 4,
+    "fillstyle": "none",
+}
 AXIS = "% of the device's measured read bandwidth"
 
 
@@ -72,10 +79,14 @@ def utilisation_by_context(
     device: DeviceInfo | None = None,
     *,
     baseline_of: BaselineOf | None = None,
+    peers: Sequence[Peer] = (),
 ) -> Figure:
-    """Best utilisation of each strategy against context length, a panel per batch and geometry."""
+    """Best utilisation of each strategy against context length, a panel per batch and geometry.
+
+    Peers are drawn dotted, each by the bytes of its own cache.
+    """
     source = style.source(records, device)
-    panels = _panels(problems.in_order(outcomes(source.records, baseline_of=baseline_of)))
+    panels = _panels(problems.in_order(outcomes(source.records, baseline_of=baseline_of)), peers)
     shown = panels[:MAX_PANELS]
     columns = min(3, max(1, len(shown)))
     lines = math.ceil(len(shown) / columns) or 1
@@ -89,6 +100,7 @@ def utilisation_by_context(
     if not shown:
         return style.empty(figure, "no correct trials yet")
     looks = _looks(name for panel in shown for name in panel.lines)
+    peer_looks = _looks(kind for panel in shown for kind in panel.peers)
     # One scale for all panels, so that they can be compared.
     top = max([style.CEILING, *[y for p in shown for line in p.lines.values() for _, y in line]])
     for number, panel in enumerate(shown):
@@ -101,6 +113,8 @@ def utilisation_by_context(
                 markersize=5,
                 linewidth=1.6,
             )
+        for kind, points in panel.peers.items():
+            axes.plot(*zip(*points, strict=True), **peer_looks[kind], **PEER_LINE)
         axes.axhline(style.CEILING, color=style.VERMILION, linestyle="--", linewidth=1.0)
         axes.set_ylim(0, top * 1.06)
         axes.set_title(panel.name, size=style.TEXT_SIZE, color=style.TEXT, loc="left")
@@ -111,13 +125,17 @@ def utilisation_by_context(
         if number + columns >= len(shown):
             axes.set_xlabel("longest context, tokens", size=style.SMALL_SIZE, color=style.TEXT)
     handles = [Line2D([], [], label=name, **look) for name, look in looks.items()]
+    handles += [
+        Line2D([], [], label=f"peers, {kind}", **look, **PEER_LINE)
+        for kind, look in peer_looks.items()
+    ]
     handles.append(
         Line2D([], [], color=style.VERMILION, linestyle="--", label=_ceiling_label(source))
     )
     figure.legend(
         handles=handles,
         loc="outside lower center",
-        ncols=len(handles) if columns > 1 else 2,
+        ncols=min(len(handles), 2 * columns) if columns > 1 else 2,
         frameon=False,
         fontsize=style.SMALL_SIZE,
     )
@@ -125,26 +143,39 @@ def utilisation_by_context(
 
 
 class _Panel(NamedTuple):
-    """`lines` has (context, utilisation in %) for each strategy, by context."""
+    """`lines` has (context, utilisation in %) for each strategy, by context; `peers` likewise."""
 
     name: str
     lines: dict[str, list[tuple[int, float]]]
+    peers: dict[str, list[tuple[int, float]]]
 
 
-def _panels(listed: Sequence[Outcome]) -> list[_Panel]:
+def _panels(listed: Sequence[Outcome], peers: Sequence[Peer]) -> list[_Panel]:
     groups: dict[tuple[Any, ...], dict[str, dict[int, float]]] = {}
+    known: dict[tuple[Any, ...], Problem] = {}
     for outcome in listed:
         problem = outcome.problem
         key = (problem.series, outcome.family, problem.order[:-1])
+        known[key] = problem
         for record in outcome.records:
             if is_timed(record) and record.utilisation is not None:
                 line = groups.setdefault(key, {}).setdefault(_strategy(record), {})
-                known = line.get(problem.extent, 0.0)
-                line[problem.extent] = max(known, 100 * record.utilisation)
+                best = line.get(problem.extent, 0.0)
+                line[problem.extent] = max(best, 100 * record.utilisation)
     return [
-        _Panel(str(key[0]), {name: sorted(line.items()) for name, line in sorted(lines.items())})
+        _Panel(
+            str(key[0]),
+            {name: sorted(line.items()) for name, line in sorted(lines.items())},
+            _peers_within(peers, known[key], max(x for line in lines.values() for x in line)),
+        )
         for key, lines in groups.items()
     ]
+
+
+def _peers_within(
+    peers: Sequence[Peer], problem: Problem, longest: int
+) -> dict[str, list[tuple[int, float]]]:
+    return best_by_context(p for p in peers if p.solves(problem) and p.context <= longest)
 
 
 def _looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:

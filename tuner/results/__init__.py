@@ -10,6 +10,7 @@ from __future__ import annotations
 from tuner.results.frame import outcomes_to_frame, row, to_frame
 from tuner.results.journal import Repair
 from tuner.results.outcomes import Outcome, latest, outcomes
+from tuner.results.peers import Peer, best_by_context, read_peers
 from tuner.results.repeats import between_measurements, series
 from tuner.results.sides import Pair, Side, SideBySide, Unpaired, side_by_side
 from tuner.results.store import Merged, Store, device_folders, merge
@@ -18,17 +19,20 @@ __all__ = [
     "Merged",
     "Outcome",
     "Pair",
+    "Peer",
     "Repair",
     "Side",
     "SideBySide",
     "Store",
     "Unpaired",
+    "best_by_context",
     "between_measurements",
     "device_folders",
     "latest",
     "merge",
     "outcomes",
     "outcomes_to_frame",
+    "read_peers",
     "row",
     "series",
     "side_by_side",
