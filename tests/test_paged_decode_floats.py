@@ -102,6 +102,18 @@ def cases(vulkan_runner: VulkanRunner) -> Iterator[Mapping[str, ResidentCases]]:
         each.close()
 
 
+def shaped(text: str, info: DeviceInfo) -> str:
+    """A variant with the device's first matrix shape, if it is one of matrices."""
+    if not text.startswith("matrix"):
+        return text
+    shapes = [i.shape for i in info.matrix_layouts if i.shape.a_type == "float16"]
+    if not shapes:
+        pytest.skip("this device has no cooperative matrices of 16-bit floats")
+    width = 2 if info.is_cpu else 8
+    named = f"matrix_shape={shapes[0].m}x{shapes[0].n}x{shapes[0].k} value_width={width}"
+    return text.replace("matrix", f"matrix {named}", 1)
+
+
 def check(
     runner: VulkanRunner,
     cases: Mapping[str, ResidentCases],
@@ -140,6 +152,25 @@ def test_every_switch_is_right(
     check(vulkan_runner, cases, problem(**changes), text)
 
 
+@pytest.mark.parametrize(
+    ("text", "changes"),
+    [
+        ("split=count:4 subgroups=2", {}),
+        ("prefetch=1 exchange=convert", EVERYTHING),
+        ("feed=matrices split=count:8 combine_slices=2", EVERYTHING),
+    ],
+)
+def test_matrices_are_right_where_the_device_has_them(
+    vulkan_runner: VulkanRunner,
+    cases: Mapping[str, ResidentCases],
+    text: str,
+    changes: dict[str, Any],
+) -> None:
+    info = vulkan_runner.info
+    of = problem((64, 16, 3, 2), **({"value_head_size": 16} | changes))
+    check(vulkan_runner, cases, of, f"f16 {shaped('matrix ' + text, info)}")
+
+
 @pytest.mark.parametrize(("geometry", "text"), VARIANTS)
 def test_what_is_run_is_legal_on_narrow_devices(geometry: Geometry, text: str) -> None:
     family, values = chosen(text, 8)
@@ -168,7 +199,9 @@ def test_no_vector_is_missing() -> None:
     assert len(names("s1_decode_f32_*")) == 4
 
 
-@pytest.mark.parametrize("text", ["baseline", f"scalar_f32 {WHOLE}", f"packed_f16 {WHOLE}"])
+@pytest.mark.parametrize(
+    "text", ["baseline", f"scalar_f32 {WHOLE}", f"packed_f16 {WHOLE}", "matrix split=count:8"]
+)
 def test_one_launch_serves_any_length_in_device_memory(
     vulkan_runner: VulkanRunner, text: str
 ) -> None:
@@ -183,7 +216,8 @@ def test_one_launch_serves_any_length_in_device_memory(
         with_inputs(exact, **halves), scalars=exact.scalars | {"max_context_len": 128}
     )
     of = replace_context(golden_problem(golden), 128)
-    family, values = chosen(f"f16 {text}", vulkan_runner.info.subgroup_size)
+    info = vulkan_runner.info
+    family, values = chosen(f"f16 {shaped(text, info)}", info.subgroup_size)
     job = job_of(vulkan_runner, family, of, values, capacity)
     for lengths in ((40, 17, 96), (17, 96, 40)):
         operands = with_inputs(capacity, context_lens=np.uint32(lengths))
@@ -278,7 +312,10 @@ def test_kernels_are_valid_spirv(
     family: Family, device: DeviceInfo, of: PagedDecodeProblem
 ) -> None:
     variants = pairs(family.name[-3:], device, of)
-    assert {v["strategy"] for v in variants} == set(family.parameter("strategy").values)
+    strategies = set(family.parameter("strategy").values)
+    assert {v["strategy"] for v in variants} == strategies - (
+        set() if device.matrix_layouts else {"matrix"}
+    )
     sources = {
         each.rendered.text: (each.rendered, values)
         for values in variants[::4]

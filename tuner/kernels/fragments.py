@@ -26,7 +26,7 @@ IN_ORDER = (0, 1, 2, 3)
 
 
 @dataclass(frozen=True, slots=True)
-class _Axis:
+class Axis:
     """One axis of a fragment: the indices of a lane are `bases[lane_class[lane]] + offsets[i]`."""
 
     lane_class: tuple[int, ...]
@@ -89,7 +89,7 @@ def fragment_plan(
     memory, where bank conflicts count; from global memory, neighbouring lanes take neighbouring
     words. Key codes that are `widened` to 16 bits come in pairs, else in order.
     """
-    keys, values = _operand(scores.a), _operand(outputs.a)
+    keys, values = operand_axes(scores.a), operand_axes(outputs.a)
     if isinstance(keys, str) or isinstance(values, str):
         return keys if isinstance(keys, str) else str(values)
     (key_rows, key_terms, key_elements) = keys
@@ -142,7 +142,7 @@ def fragment_plan(
 
 
 def _dims(
-    axis: _Axis, count: int, word: Sequence[int], slots: Sequence[int], codes: Sequence[int]
+    axis: Axis, count: int, word: Sequence[int], slots: Sequence[int], codes: Sequence[int]
 ) -> tuple[int, ...]:
     """Dimension of each index along `axis` in each of `count` matrices, one after another."""
     dims = []
@@ -153,10 +153,10 @@ def _dims(
     return tuple(dims)
 
 
-_Operand = tuple[_Axis, _Axis, tuple[tuple[int, ...], ...]]
+_Operand = tuple[Axis, Axis, tuple[tuple[int, ...], ...]]
 
 
-def _operand(fragment: Fragment) -> _Operand | str:
+def operand_axes(fragment: Fragment) -> _Operand | str:
     """Rows, terms and element numbers [row][term] of an operand A, or why it does not fit."""
     row_offsets = tuple(dict.fromkeys(fragment.element_row))
     elements = tuple(
@@ -174,22 +174,22 @@ def _operand(fragment: Fragment) -> _Operand | str:
     return rows, terms, elements
 
 
-def _axis(lane_base: Sequence[int], offsets: tuple[int, ...]) -> _Axis | None:
+def _axis(lane_base: Sequence[int], offsets: tuple[int, ...]) -> Axis | None:
     bases = tuple(sorted(set(lane_base)))
     covered = sorted(base + offset for base in bases for offset in offsets)
     if covered != list(range(len(covered))):
         return None
-    return _Axis(tuple(bases.index(base) for base in lane_base), bases, offsets)
+    return Axis(tuple(bases.index(base) for base in lane_base), bases, offsets)
 
 
-def _tokens_of(axis: _Axis, tokens: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+def _tokens_of(axis: Axis, tokens: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     return tuple(
         tuple(tokens[axis.bases[number] + offset] for number in axis.lane_class)
         for offset in axis.offsets
     )
 
 
-def _token_orders(count: int, terms: _Axis, staged: bool) -> Iterable[tuple[int, ...]]:
+def _token_orders(count: int, terms: Axis, staged: bool) -> Iterable[tuple[int, ...]]:
     """Orders of a tile's tokens: as they are, and with those of one lane side by side."""
     yield tuple(range(count))
     if staged:
@@ -220,7 +220,7 @@ def _deposits(count: int, bits: Sequence[int]) -> tuple[int, ...]:
 
 
 def _wavefronts(
-    tokens: Sequence[int], owned: _Axis, shared: _Axis, word: Sequence[int], row_words: int
+    tokens: Sequence[int], owned: Axis, shared: Axis, word: Sequence[int], row_words: int
 ) -> int:
     """Shared-memory wavefronts of reading one word for each row (or term) that a lane owns."""
     total = 0

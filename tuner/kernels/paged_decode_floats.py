@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from tuner.kernels import float_lanes as lanes
+from tuner.kernels import float_matrix as matrix
 from tuner.kernels.base import (
     ArithmeticClass,
     Binding,
@@ -52,7 +53,8 @@ def _parameters(strategies: tuple[Value, ...]) -> tuple[Parameter, ...]:
             name="strategy",
             values=strategies,
             help="baseline: one workgroup per query head, two passes over K. The others split the "
-            "context and read KV once per KV head; they compute in f32 or in packed f16",
+            "context and read KV once per KV head; they compute in f32, in packed f16, or with "
+            "cooperative matrices",
         ),
         Parameter(
             name="subgroup_size",
@@ -90,11 +92,13 @@ def _parameters(strategies: tuple[Value, ...]) -> tuple[Parameter, ...]:
             help="lanes that share the tokens of one dimension of a tile's values",
             used=lanes.by_lanes,
         ),
+        *(matrix.PARAMETERS if "matrix" in strategies else ()),
         Parameter(
             name="prefetch",
             values=(0, 1),
-            help="1: the next tile's keys and values are loaded as soon as these are used",
-            used=_split_t,
+            help="0: values are loaded once keys are used; 1: the next tile's keys and values are "
+            "loaded as soon as these are used",
+            used=lambda values: lanes.by_lanes(values) or matrix.fed_by_lanes(values),
         ),
         Parameter(
             name="split",
@@ -114,12 +118,14 @@ def _parameters(strategies: tuple[Value, ...]) -> tuple[Parameter, ...]:
 
 def _tile(c: Candidate) -> int:
     """Tokens of which a walk over the context begins at a multiple."""
+    if matrix.by_matrix(c.values):
+        return matrix.tile(c)
     return lanes.tile(c) if _split_t(c.values) else 1
 
 
 def _granule(c: Candidate) -> int:
     """Tokens one workgroup takes a step."""
-    return lanes.tile(c) * lanes.walkers(c)
+    return _tile(c) * lanes.walkers(c)
 
 
 def _plan(c: Candidate) -> SplitPlan:
@@ -213,8 +219,11 @@ def _check_whole_words(c: Candidate, cache: CacheFormat) -> str | None:
     return None
 
 
-def _constraints(cache: CacheFormat) -> tuple[Constraint, ...]:
-    granule = ("strategy", "subgroups", "head_slices", "token_lanes", "tokens_unrolled")
+def _constraints(cache: CacheFormat, *, matrices: bool) -> tuple[Constraint, ...]:
+    granule = (
+        *("strategy", "subgroups", "head_slices", "token_lanes", "tokens_unrolled"),
+        *(("matrix_shape", "value_width") if matrices else ()),
+    )
     return (
         Constraint(needs=(), check=partial(_check_head_size, cache=cache)),
         Constraint(needs=(), check=partial(_check_whole_words, cache=cache)),
@@ -222,13 +231,17 @@ def _constraints(cache: CacheFormat) -> tuple[Constraint, ...]:
         Constraint(needs=("strategy", "subgroup_size"), check=_check_subgroup_size),
         Constraint(needs=("strategy", "subgroup_size", "subgroups"), check=_check_workgroup),
         *lanes.constraints(cache),
+        *(matrix.CONSTRAINTS if matrices else ()),
         Constraint(needs=(*granule, "split"), check=_check_split),
         Constraint(needs=("split", "combine_slices"), check=_check_combine),
     )
 
 
 def _bindings(cache: CacheFormat) -> tuple[Binding, ...]:
-    vector, element = {"f32": ("vec4", "float"), "f16": ("uvec4", "uint")}[cache.name]
+    vector, pair, element = {
+        "f32": ("vec4", "vec2", "float"),
+        "f16": ("uvec4", "uvec2", "uint"),
+    }[cache.name]
     return (
         Binding(name="query", buffer="query", element="float", role="input"),
         Binding(name="key_vectors", buffer="key_cache", element=vector, role="input"),
@@ -241,6 +254,7 @@ def _bindings(cache: CacheFormat) -> tuple[Binding, ...]:
         Binding(name="attention", buffer="out", element="float", role="output"),
         Binding(name="key_elements", buffer="key_cache", element=element, role="input"),
         Binding(name="value_elements", buffer="value_cache", element=element, role="input"),
+        Binding(name="value_pairs", buffer="value_cache", element=pair, role="input"),
     )
 
 
@@ -259,7 +273,8 @@ PUSH_FIELDS = (
 
 
 def _arithmetic(values: Values) -> ArithmeticClass:
-    return "f16" if values["strategy"] == "packed_f16" else "f32"
+    classes: dict[Value, ArithmeticClass] = {"packed_f16": "f16", "matrix": "f16_matrix"}
+    return classes.get(values["strategy"], "f32")
 
 
 def _passes(
@@ -289,7 +304,8 @@ def _passes(
         return (_pass("baseline", shape | threads, push, per_head),)
     attend = Pass(
         name="attend",
-        constants=shape | lanes.constants(c, cache),
+        constants=shape
+        | (matrix.constants(c) if matrix.by_matrix(c.values) else lanes.constants(c, cache)),
         push=push,
         groups=(plan.parts, problem.kv_heads, problem.sequences),
         subgroup_size=c["subgroup_size"] if c.device.subgroup_size_control else None,
@@ -389,7 +405,7 @@ def _starts(cache: CacheFormat, parameters: tuple[Parameter, ...]) -> tuple[Valu
             (8, 8, 1, 1),
         ),
     }[cache.name]
-    return tuple(
+    by_lanes = tuple(
         neutral
         | {
             "strategy": strategy,
@@ -403,10 +419,37 @@ def _starts(cache: CacheFormat, parameters: tuple[Parameter, ...]) -> tuple[Valu
             "split": "device:4",
             "combine_slices": 4,
         }
-        for strategy in parameters[0].values[:0:-1]
+        for strategy in reversed(parameters[0].values)
+        if strategy in lanes.STRATEGIES
         for size, token_lanes, unrolled, value_lanes in geometries
         for slices in (1, 2, 4, 8)
     )
+    by_matrix = tuple(
+        neutral
+        | {
+            "strategy": "matrix",
+            "subgroup_size": size,
+            "subgroups": subgroups,
+            "matrix_shape": shape,
+            "feed": feed,
+            "value_width": width,
+            "exchange": exchange,
+            "prefetch": prefetch,
+            "split": split,
+            "combine_slices": 4,
+        }
+        for size, shape in ((32, "16x8x16"), (32, "16x16x16"), (64, "16x16x16"), (8, "8x8x8"))
+        for feed, prefetch, width in (
+            ("registers", 1, 8),
+            ("registers", 0, 8),
+            ("registers", 1, 4),
+            ("matrices", 0, 8),
+            ("registers", 0, 2),
+        )
+        for exchange in ("convert", "shared")
+        for subgroups, split in ((4, "device:2"), (8, "device:1"))
+    )
+    return (*(by_matrix if "matrix" in parameters[0].values else ()), *by_lanes)
 
 
 def _family(cache: CacheFormat, strategies: tuple[Value, ...]) -> Family:
@@ -419,7 +462,7 @@ def _family(cache: CacheFormat, strategies: tuple[Value, ...]) -> Family:
         template="paged_decode_floats.comp.jinja",
         problem_type=PagedDecodeProblem,
         parameters=parameters,
-        constraints=_constraints(cache),
+        constraints=_constraints(cache, matrices="matrix" in strategies),
         bindings=_bindings(cache),
         push_fields=PUSH_FIELDS,
         baseline=neutral,
@@ -439,4 +482,4 @@ def _family(cache: CacheFormat, strategies: tuple[Value, ...]) -> Family:
 
 
 PAGED_DECODE_F32 = _family(F32, ("baseline", "scalar_f32"))
-PAGED_DECODE_F16 = _family(F16, ("baseline", "scalar_f32", "packed_f16"))
+PAGED_DECODE_F16 = _family(F16, ("baseline", "scalar_f32", "packed_f16", "matrix"))
