@@ -68,9 +68,8 @@ class PagedSelectedProblem(Problem, frozen=True, kw_only=True, tag="paged_select
 
     @property
     def seen(self) -> int:
-        """The most tokens that a sequence may see."""
-        most = min(self.selected, self.context // self.ratio) * self.ratio
-        return min(self.context, most + self.ratio - 1)
+        """The most tokens that a sequence sees."""
+        return int(self.visible_lens().max())
 
     @property
     def label(self) -> str:
