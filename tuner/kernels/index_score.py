@@ -141,10 +141,16 @@ STARTS = tuple(
         row_tile=rows,
         unroll=unroll,
         matrix_shape=shape,
+        key_in=key_in,
         query_terms=2,
     )
     for size, shape in ((32, "16x8x16"), (32, "16x16x16"), (64, "16x16x16"), (8, "8x8x8"))
-    for rows, unroll in ((4, 2), (1, 4), (1, 2))
+    for rows, unroll, key_in in (
+        (4, 2, "memory"),
+        (4, 1, "shared"),
+        (1, 2, "memory"),
+        (1, 2, "shared"),
+    )
 ) + tuple(
     indexer.start(
         score_strategies.PARAMETERS,

@@ -13,6 +13,9 @@ MAX_LANE_WORDS = 224
 """32-bit words of queries, keys and sums one lane may hold: GPUs give it 128 to 256."""
 MAX_UNROLLED = 1024
 """Multiplications in one unrolled step: beyond it compile times grow to many seconds."""
+MAX_GROUP_BLOCKS = 4096
+"""Blocks a workgroup may take: of more, 65,536 blocks make too few workgroups to fill a device, and
+validation, at 4,500 blocks, would never see a second workgroup."""
 SHAPES = ("16x8x16", "16x16x16", "8x8x8", "8x8x16")
 QUERY_PADDING = 8
 
@@ -79,6 +82,13 @@ PARAMETERS = (
         name="matrix_shape",
         values=SHAPES,
         help="cooperative-matrix shape: keys x queries x dimensions",
+        used=by_matrix,
+    ),
+    Parameter(
+        name="key_in",
+        values=("memory", "shared"),
+        help="where matrices of keys are loaded from: the cache itself, or shared memory, to which "
+        "16-byte loads brought them",
         used=by_matrix,
     ),
     Parameter(
@@ -155,6 +165,15 @@ def _check_rows(c: Candidate) -> str | None:
     return None
 
 
+def _check_group_blocks(c: Candidate) -> str | None:
+    if c["strategy"] == "baseline":
+        return None
+    blocks = tile_blocks(c) * int(c["tiles"])
+    if blocks > MAX_GROUP_BLOCKS:
+        return f"a workgroup would take {blocks} blocks, the limit is {MAX_GROUP_BLOCKS}"
+    return None
+
+
 def _check_lanes(c: Candidate) -> str | None:
     if not by_lanes(c.values):
         return None
@@ -222,12 +241,12 @@ def _check_shape(c: Candidate) -> str | None:
         return f"a lane would hold {sums} sums, the limit is {MAX_LANE_WORDS // 2}"
     queries = 2 * c["query_terms"] * columns * n * (c.problem.index_dim + QUERY_PADDING)
     dots = 4 * c["subgroups"] * m * (columns * n + 1)
-    if queries + dots > c.device.max_shared_memory_bytes:
-        return (
-            f"needs {queries + dots} bytes of shared memory, the device has "
-            f"{c.device.max_shared_memory_bytes}"
-        )
-    return None
+    keys = 2 * c["subgroups"] * c["unroll"] * m * (c.problem.index_dim + PIECE)
+    needed = queries + dots + (keys if c["key_in"] == "shared" else 0)
+    limit = c.device.max_shared_memory_bytes
+    return (
+        f"needs {needed} bytes of shared memory, the device has {limit}" if needed > limit else None
+    )
 
 
 _TILE = ("strategy", "subgroup_size", "subgroups", "row_tile", "unroll", "tiles", "lanes")
@@ -243,6 +262,7 @@ CONSTRAINTS = (
         needs=("strategy", "row_tile", "unroll", "lanes", "query_in"), check=_check_registers
     ),
     Constraint(needs=("strategy", "row_tile", "query_in"), check=_check_shared_queries),
+    Constraint(needs=(*_TILE, "matrix_shape"), check=_check_group_blocks),
     Constraint(
         needs=(*_TILE, "matrix_shape"),
         check=lambda c: indexer.check_groups(c, groups(c)),
@@ -255,6 +275,7 @@ CONSTRAINTS = (
             "row_tile",
             "unroll",
             "matrix_shape",
+            "key_in",
             "query_terms",
         ),
         check=_check_shape,
