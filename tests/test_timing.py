@@ -167,3 +167,14 @@ def test_no_samples_are_refused() -> None:
 @given(*[st.tuples(st.floats(0, 10), st.floats(0, 10)).map(lambda t: tuple(sorted(t)))] * 2)
 def test_overlap_is_symmetric_and_right(a: tuple[float, float], b: tuple[float, float]) -> None:
     assert overlap(a, b) == overlap(b, a) == (max(a[0], b[0]) <= min(a[1], b[1]))
+
+
+def test_oddities_are_said_in_words() -> None:
+    rng = random.Random(5)
+    quiet = [100e3 + rng.gauss(0, 500) for _ in range(60)]
+    assert summarise(quiet).oddities == ()
+    step = [x * (1.0 if i < 30 else 1.08) for i, x in enumerate(quiet)]
+    drifts, bimodal, dependent = summarise(step).oddities
+    assert drifts.startswith("drifts: the second half of the samples differs by +8.")
+    assert bimodal == "bimodal: samples lie around 99.97 and 108 µs"
+    assert dependent.startswith("autocorrelated: 60 samples are worth ")

@@ -97,7 +97,7 @@ def test_few_rounds_count_as_student_says() -> None:
     samples = np.asarray(series(1, 60).samples_ns)
     rounds = Series(samples_ns=(shifts * samples).tolist(), rounds=(20,) * 3)
     found = compare(rounds, rounds)
-    # Either median: 3 % / sqrt(3), times Student's 4.30 for 2 degrees (Hill's formula: 4.17).
+    # Either median: 3 % / sqrt(3), times Student's 4.30 for 2 degrees (by the series: 4.17).
     expected = math.sqrt(2) * 0.03 / math.sqrt(3) * 4.17
     assert math.log(found.high) == pytest.approx(expected, rel=0.1)
 

@@ -161,6 +161,7 @@ def _timed(
 def _print_records(records: Sequence[Record], family: Family, calibration: Calibration) -> None:
     from tuner.cli.variants import describe
     from tuner.kernels import space
+    from tuner.timing import summarise
 
     known = dict(space.canonical(family, family.baseline))
     names = ["baseline" if record.values == known else "variant" for record in records]
@@ -182,9 +183,12 @@ def _print_records(records: Sequence[Record], family: Family, calibration: Calib
         say(f"{label}: {text}")
     for line in launch_floors(calibration):
         say(line)
-    for record in records:
+    for record, name in zip(records, names, strict=True):
         if record.state != "correct":
             note(f"{record.state}: {record.problem.label}: {record.error}")
+            continue
+        for oddity in summarise(record.samples_ns, record.rounds).oddities:
+            note(f"{record.problem.label} {name}: {oddity}")
 
 
 def _print_breakdowns(named: Sequence[tuple[Record, str]]) -> None:

@@ -1,7 +1,7 @@
 """What one measurement says: the median, its interval, spread, drift, and what is odd about it.
 
 The median stands for a measurement, with the interval that order statistics give for it: exact for
-samples that are independent, whatever their distribution (Le Boudec 2010, theorem 2.1). Samples
+samples that are independent, whatever their distribution (Le Boudec 2010). Samples
 that depend on their neighbours know less than their number says, so their interval is that of as
 many as would be independent. What drifts no interval can mend, so a summary says too whether the
 second half of the samples disagrees with the first.
@@ -82,6 +82,20 @@ class Summary:
     def bimodal(self) -> bool:
         """Whether the samples lie around two values."""
         return len(self.modes_ns) > 1
+
+    @property
+    def oddities(self) -> tuple[str, ...]:
+        """What to know before the median is trusted, a line each."""
+        found = []
+        if not self.stable:
+            found.append(f"drifts: the second half of the samples differs by {self.drift:+.1%}")
+        if self.bimodal:
+            low, high = (f"{mode / 1e3:,.4g}" for mode in self.modes_ns)
+            found.append(f"bimodal: samples lie around {low} and {high} µs")
+        if self.autocorrelated:
+            worth = f"{self.count} samples are worth {self.effective_count:.0f} independent ones"
+            found.append(f"autocorrelated: {worth}, which the interval heeds")
+        return tuple(found)
 
 
 def summarise(samples_ns: Sequence[float], rounds: Sequence[int] = ()) -> Summary:
