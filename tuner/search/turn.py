@@ -23,7 +23,7 @@ from tuner.search.settings import RETRIED, Ending, ProblemResult, Progress, Sett
 from tuner.search.studylog import MAX_CRASHES, Covered, StudyLog
 from tuner.search.tally import Tally
 
-FINALS_SHARE, FINALS_SECONDS = 0.15, 6.0
+FINALS_SHARE, FINALS_SECONDS = 0.2, 6.0
 """What is kept of a problem's time for its finals: this share, but no more than these seconds."""
 MIN_SECONDS = 1.0
 """What a problem gets even if those before it took all the time: enough for the baseline."""

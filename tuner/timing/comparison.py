@@ -89,7 +89,8 @@ def compare(
     if min(len(a.rounds), len(b.rounds)) >= MIN_ROUNDS:
         paired = bool(a.run) and a.run == b.run and len(a.rounds) == len(b.rounds)
         units: Units = "rounds in pairs" if paired else "rounds"
-        worth: float = min(len(a.rounds), len(b.rounds))
+        # In pairs, the same few rounds have to tell two medians.
+        worth: float = min(len(a.rounds), len(b.rounds)) - paired
         chosen = _chosen(random, len(a.rounds), resamples)
         medians_a = _of_rounds(a, chosen)
         medians_b = _of_rounds(b, chosen if paired else _chosen(random, len(b.rounds), resamples))
