@@ -54,9 +54,10 @@ LARGEST_SPLIT = 64
 PARAMETERS = (
     Parameter(
         name="schedule",
-        values=("serial", "beside"),
+        values=("serial", "beside", "fresh"),
         help="serial: a barrier before every step; beside: steps that need nothing of each other "
-        "share the time between two barriers",
+        "share the time between two barriers; fresh: block keys take the new raw keys from the "
+        "projections, so that they need not wait for the append, which comes later",
     ),
     Parameter(
         name="subgroup_size",
@@ -105,6 +106,14 @@ def _check_light(c: Candidate) -> str | None:
     return next((reason for reason in found if reason), None)
 
 
+def _check_schedule(c: Candidate) -> str | None:
+    if c["schedule"] == "fresh" and c["light_steps"] == BASELINE:
+        return "fresh raw keys are for block keys in registers: the baseline reads the cache"
+    if c["schedule"] == "fresh" and c.problem.budget == 0:
+        return "a dense step (budget 0) has no block keys: its schedule is serial or beside"
+    return None
+
+
 def _check_dense(c: Candidate) -> str | None:
     if c.problem.budget == 0 and (c["score"], c["select"]) != (BASELINE, BASELINE):
         return "a dense step (budget 0) scores and selects nothing: both must be baseline"
@@ -132,6 +141,7 @@ def _check_size(c: Candidate) -> str | None:
 
 
 CONSTRAINTS = (
+    Constraint(needs=("schedule", "light_steps"), check=_check_schedule),
     Constraint(needs=("score", "select"), check=_check_dense),
     Constraint(needs=("subgroup_size", "light_steps"), check=_check_light),
     _checked(SCORES, SCORE, "score"),
@@ -192,7 +202,7 @@ def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...
     for stretch in _stretches(c):
         first = True
         for each in stretch:
-            beside = not first and c["schedule"] == "beside"
+            beside = not first and c["schedule"] != "serial"
             found.append(replace(each, push={**known, **each.push, **_own(known)}, beside=beside))
             first = False
     return tuple(found)
@@ -211,14 +221,16 @@ def _stretches(c: Candidate) -> Iterator[tuple[Pass, ...]]:
     def of(name: str) -> tuple[Pass, ...]:
         return _taken(c, LIGHT_STEPS[name], light[name])
 
-    sparse = problem.budget > 0
-    begin = of("append") if sparse else ()
-    if problem.selects:
-        begin += of("query")
-    yield (*begin, *of("norm_rope"))
+    fresh = c["schedule"] == "fresh"
+    keys = of("append") if problem.budget else ()
+    blocks = of("blocks") if problem.completes else ()
+    query = of("query") if problem.selects else ()
+    yield (*(blocks if fresh else keys), *query, *of("norm_rope"))
     append = of("kv_append")
-    if problem.completes:
-        yield (*of("blocks"), *append)
+    if fresh:
+        append += keys  # behind the block keys, which read what was there before
+    elif blocks:
+        yield (*blocks, *append)
         append = ()
     if problem.selects:
         yield (*_taken(c, SCORE, SCORES[c["score"]]), *append)
@@ -240,6 +252,8 @@ def _taken(c: Candidate, step: Step, made: Made) -> tuple[Pass, ...]:
             "ratio": c.problem.ratio,
             "kept_blocks": c.problem.budget // c.problem.ratio,
         }
+    if step is LIGHT_STEPS["blocks"]:
+        more["fresh_keys"] = c["schedule"] == "fresh"
     if step is COMBINE:
         sub = replace(sub, problem=c.problem.combine(1))
     passes = step.family.passes(sub, {})
@@ -304,7 +318,7 @@ def _start(**values: int | str) -> Values:
 
 STARTS = tuple(
     _start(
-        schedule="beside",
+        schedule=schedule,
         subgroup_size=size,
         light_steps="registers",
         score=score,
@@ -314,6 +328,7 @@ STARTS = tuple(
         combine="groups4",
     )
     for size in (32, 64, 16, 8)
+    for schedule in ("fresh", "beside")
     for score, select in (("lanes8", "parts16"), ("lanes4", "workgroup"), (BASELINE, BASELINE))
     for attend in ("f16", "f32", "int_dot")
     for split in ("count:64", "device:2")

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.oracle import indexer
+from tuner.oracle.attention import HeadGroups
 from tuner.oracle.indexer_references import (
     append_reference,
     blocks_reference,
@@ -139,10 +140,11 @@ def _reference(
         if selective_rows(operands).any():
             shares.append(_list_share(operands, left))
         with np.errstate(all="ignore"):
-            wanted = np.concatenate([_one_head(operands, left, row, head) for row, head in pairs])
+            wanted = np.concatenate([_one_head(operands, left, *pair, long) for pair in pairs])
         got = outputs["out"].reshape(-1, size)[flat].astype(np.float64)
         return {"steps": np.array(shares)[:, None], "attention": got - wanted}
 
+    long = _LongRows(operands) if sampled else None
     every = [*names, *(["index_select"] if selective_rows(operands).any() else [])]
 
     def bounds(arithmetic: ArithmeticClass) -> dict[str, Array]:
@@ -293,35 +295,77 @@ def _normed(operands: Operands, x: Array, weight: str) -> Floats:
 
 def _attention(operands: Operands, left: Buffers, rows: range, heads: range) -> Floats:
     shape = operands.outputs["out"][0]
-    parts = [_one_head(operands, left, row, head) for row in rows for head in heads]
+    parts = [_one_head(operands, left, row, head, None) for row in rows for head in heads]
     return np.concatenate(parts).reshape(shape)
 
 
-def _one_head(operands: Operands, left: Buffers, row: int, kv_head: int) -> Floats:
+def _one_head(
+    operands: Operands, left: Buffers, row: int, kv_head: int, long: _LongRows | None
+) -> Floats:
     """Gated attention [G, D] of a row's query heads of one KV head."""
-    groups, gates = _groups(operands, left, row, kv_head)
-    return gated(attended(groups)[0], gates)
+    groups = (
+        _groups(operands, left, row, kv_head) if long is None else long.groups(left, row, kv_head)
+    )
+    return gated(attended(groups)[0], _gates(operands, row, kv_head))
 
 
-def _groups(operands: Operands, left: Buffers, row: int, kv_head: int) -> tuple[Any, Array]:
-    """What one KV head's query heads attend to, and their gates [G, D]."""
+def _gates(operands: Operands, row: int, kv_head: int) -> Array:
+    """Gates [G, D] of the query heads of one KV head."""
+    heads, twice = operands.inputs["query_gate"].shape[1:]
+    group = heads // _kv_heads(operands)
+    own = slice(kv_head * group, (kv_head + 1) * group)
+    return operands.inputs["query_gate"][row, own, twice // 2 :]
+
+
+def _groups(operands: Operands, left: Buffers, row: int, kv_head: int) -> HeadGroups:
+    """What one KV head's query heads attend to, as the buffers have it."""
     count = int(operands.inputs["row_tokens"][row])
     tokens = np.arange(count)
     if selective_rows(operands)[row]:
         tokens = left["visible"][row, :count].astype(np.int64)
         tokens = np.where(tokens < int(operands.scalars["capacity"]), tokens, 0)
+    return _over(operands, left, row, kv_head, tokens)
+
+
+def _over(operands: Operands, left: Buffers, row: int, kv_head: int, tokens: Array) -> HeadGroups:
     heads, twice = left["query_gate"].shape[1:]
-    group, size = heads // _kv_heads(operands), twice // 2
-    own = left["query_gate"][row, kv_head * group : (kv_head + 1) * group]
-    groups = planar_groups(
-        own[:, :size].astype(np.float64),
+    group = heads // _kv_heads(operands)
+    own = left["query_gate"][row, kv_head * group : (kv_head + 1) * group, : twice // 2]
+    return planar_groups(
+        own.astype(np.float64),
         (left["key_cache"].reshape(-1), left["value_cache"].reshape(-1)),
         _layout(operands),
         tokens,
         kv_head=kv_head,
         base2_scale=float(operands.scalars["base2_scale"]),
     )
-    return groups, operands.inputs["query_gate"][row, kv_head * group :][:group, size:]
+
+
+class _LongRows:
+    """What rows attend to, remembering the tokens of dense ones: a step changes only the last, and
+    to widen a quarter of a million anew for each launch takes many seconds."""
+
+    def __init__(self, operands: Operands) -> None:
+        self._operands = operands
+        self._known: dict[tuple[int, int], HeadGroups] = {}
+
+    def groups(self, left: Buffers, row: int, kv_head: int) -> HeadGroups:
+        """As `_groups`."""
+        operands, pair = self._operands, (row, kv_head)
+        if selective_rows(operands)[row]:
+            return _groups(operands, left, row, kv_head)
+        if pair not in self._known:
+            self._known[pair] = _groups(operands, left, row, kv_head)
+        known, first = self._known[pair], int(operands.scalars["base_pos"])
+        new = np.arange(first, int(operands.inputs["row_tokens"][row]))
+        fresh = _over(operands, left, row, kv_head, new)
+        assert known.value_scale_peaks is not None
+        assert fresh.value_scale_peaks is not None
+        known.key_codes[:, first:] = fresh.key_codes
+        known.value_codes[:, first:] = fresh.value_codes
+        known.value_scales[:, first:] = fresh.value_scales
+        known.value_scale_peaks[:, first:] = fresh.value_scale_peaks
+        return replace(known, query=fresh.query)
 
 
 def _attention_bounds(
@@ -331,7 +375,7 @@ def _attention_bounds(
 
     A gate is below 1, so that it makes no error larger, and adds a few units of its own.
     """
-    groups, gates = _groups(operands, known, *pair)
-    slope = np.abs(gates).max(axis=-1, initial=0)
+    groups = _groups(operands, known, *pair)
+    slope = np.abs(_gates(operands, *pair)).max(axis=-1, initial=0)
     norm = np.linalg.norm(attended(groups)[0], axis=-1)
     return np.asarray(error_bounds(arithmetic, groups)[0] + U32 * (GATE_UNITS + 4 * slope) * norm)
