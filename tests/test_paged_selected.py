@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from tests.family_kernels import COMPILER, Mistake, assert_caught, judged, launched, variant
-from tests.made_devices import gpu
+from tests.made_devices import gpu, narrow_cpu
 from tests.spirv_tools import spirv_val
+from tuner.device_info import DeviceInfo
 from tuner.errors import UsageError
 from tuner.evaluate import ResidentCases, render_passes
 from tuner.kernels.base import Candidate, Operands
@@ -25,6 +26,7 @@ from tuner.kernels.space import legal, reasons
 from tuner.oracle.selected_decode import selected_reference, visible_tokens
 from tuner.problems import PagedSelectedProblem
 from tuner.quant import dequantise, unpack_cache
+from tuner.workloads import default_problems
 
 if TYPE_CHECKING:
     from tuner.runner.vulkan import VulkanRunner
@@ -294,6 +296,14 @@ def test_the_kernels_that_are_timed_are_the_kernels_that_are_validated() -> None
             assert [each.rendered.text for each in got] == [each.text for each in wanted]
     for kernel in kernels:
         spirv_val(kernel)
+
+
+@pytest.mark.parametrize("device", [gpu(), narrow_cpu()], ids=["GPU", "narrow CPU"])
+def test_every_default_problem_has_a_start(device: DeviceInfo) -> None:
+    for each in default_problems("paged_selected", on_cpu=device.is_cpu):
+        assert not all(
+            reasons(PAGED_SELECTED_Q8, s, each, device) for s in PAGED_SELECTED_Q8.starts
+        )
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,27 @@ def _bytes_moved(problem: PagedSelectedProblem) -> int:
     return cache + vectors + 4 * (int(problem.listed().sum()) + pages + 2 * problem.sequences)
 
 
+STARTS = tuple(
+    {
+        **DENSE.baseline,
+        "strategy": strategy,
+        "subgroup_size": size,
+        "subgroups": subgroups,
+        "staging": "shared",
+        "lanes_per_token": shared,
+        "tokens_unrolled": 4,
+        "tile_tokens": 32,
+        "load_words": 4,
+        "head_slices": slices,
+        "split": split,
+        "combine_slices": 2,
+    }
+    for strategy in ("packed_f16", "int_dot")
+    for size, shared in ((32, 16), (64, 16), (16, 16), (8, 8))
+    for subgroups, slices, split in ((4, 4, "device:4"), (8, 4, "device:2"), (8, 8, "device:2"))
+)
+"""Short index blocks rule out matrix units: large query groups are dealt out to subgroups."""
+
 PAGED_SELECTED_Q8 = Family(
     name="paged_selected_q8",
     summary="block-sparse decode attention over a paged int8 KV cache: lists of selected blocks",
@@ -122,7 +143,7 @@ PAGED_SELECTED_Q8 = Family(
     bindings=BINDINGS,
     push_fields=PUSH_FIELDS,
     baseline=DENSE.baseline,
-    starts=DENSE.starts,
+    starts=(*DENSE.starts, *STARTS),
     arithmetic=DENSE.arithmetic,
     passes=_passes,
     scratch_bytes=lambda c: DENSE.scratch_bytes(_as_dense(c)),
