@@ -294,6 +294,11 @@ def test_operands_have_distinct_slots_within_the_pool() -> None:
             assert slots.max() < len(operands.inputs["key_cache"]) * 16
 
 
+def test_a_launch_works_for_all_its_tokens() -> None:
+    made = CacheWriteProblem(tokens=64, sequences=8, kv_heads=1, head_size=8)
+    assert made.step_tokens == 64
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -20,6 +20,7 @@ class CacheWriteProblem(Problem, frozen=True, kw_only=True, tag="cache_write"):
     """
 
     SIZES: ClassVar[tuple[str, ...]] = ("sequences", "tokens")
+    STEP_TOKENS: ClassVar[tuple[str, ...]] = ("tokens",)
 
     tokens: int
     kv_heads: int
