@@ -94,7 +94,7 @@ COVERED = {
     (64, 8, 8, 1, "bf16"): """
     baseline
     lanes subgroups=4 tile_rows=4 lanes_per_token=8 split=count:8 combine_slices=4
-    tiles subgroups=8 tile_rows=32 tile_tokens=16 lanes_per_row=4 split=tokens:256
+    tiles subgroups=8 tile_rows=32 tile_tokens=16 lanes_per_row=4 split=tokens:512
     """,
     (80, 16, 7, 2, "f16"): """
     baseline

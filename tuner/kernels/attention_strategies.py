@@ -125,6 +125,8 @@ def _check_rows(c: Candidate) -> str | None:
     rows = c["tile_rows"]
     if c["strategy"] == "lanes" and rows > MAX_LANE_ROWS:
         return f"strategy lanes takes up to {MAX_LANE_ROWS} rows, tile_rows is {rows}"
+    if c["strategy"] == "tiles" and rows < MAX_LANE_ROWS:
+        return f"strategy tiles takes at least {MAX_LANE_ROWS} rows, tile_rows is {rows}"
     return None
 
 

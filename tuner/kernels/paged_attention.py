@@ -23,12 +23,19 @@ from tuner.kernels.base import (
     ValidationCase,
     Values,
 )
-from tuner.kernels.splits import MANY_PARTS, POLICIES, SplitPlan, split_plan
+from tuner.kernels.splits import MANY_PARTS, SplitPlan, split_plan
 from tuner.oracle.paged_attention import forward_reference, sampled_forward_reference
 from tuner.problems import PagedAttentionProblem
 
 MAX_SPLITS = 1024
 BASELINE_THREADS = 256
+_POLICIES = (
+    "none",
+    *(f"count:{parts}" for parts in (2, 4, 8, 16, 32)),
+    *(f"tokens:{tokens}" for tokens in (512, 1024, 2048, 4096)),
+    *(f"device:{workgroups}" for workgroups in (1, 2, 4, 8)),
+)
+"""Rows make workgroups, too, so that fewer ways to cut the keys do than in decode."""
 
 
 def _cooperates(values: Values) -> bool:
@@ -58,7 +65,7 @@ PARAMETERS = (
         used=_cooperates,
     ),
     Parameter(
-        name="subgroups", values=(1, 2, 4, 8, 16), help="subgroups per workgroup", used=_cooperates
+        name="subgroups", values=(1, 2, 4, 8), help="subgroups per workgroup", used=_cooperates
     ),
     Parameter(
         name="tile_rows",
@@ -80,13 +87,13 @@ PARAMETERS = (
     ),
     Parameter(
         name="tile_tokens",
-        values=(8, 16, 32, 64, 128),
+        values=(8, 16, 32, 64),
         help="tokens of a tile staged by the whole workgroup",
         used=lambda values: values["strategy"] in ("tiles", "matrix"),
     ),
     Parameter(
         name="lanes_per_row",
-        values=(2, 4, 8, 16, 32),
+        values=(4, 8, 16),
         help="lanes that share the scores and sums of a row",
         used=_by_tiles,
     ),
@@ -117,14 +124,14 @@ PARAMETERS = (
     ),
     Parameter(
         name="split",
-        values=POLICIES,
+        values=_POLICIES,
         help="how the keys are cut: none, count:N parts, parts of tokens:N, or device:N "
         "workgroups per compute unit",
         used=_cooperates,
     ),
     Parameter(
         name="combine_slices",
-        values=(1, 2, 4, 8),
+        values=(1, 2, 4),
         help="parts into which the combine pass deals out the splits of a row",
         used=lambda values: _cooperates(values) and values["split"] != "none",
     ),
@@ -401,8 +408,13 @@ STARTS = (
             split=split,
         )
         for size, shape in ((32, "16x8x16"), (32, "16x16x16"), (64, "16x16x16"), (8, "8x8x8"))
-        for subgroups, tokens, prefetch in ((4, 32, 1), (8, 32, 1), (4, 64, 0))
-        for split in ("none", "device:2")
+        for subgroups, tokens, prefetch, split in (
+            (4, 32, 1, "none"),
+            (8, 32, 1, "none"),
+            (4, 64, 0, "none"),
+            (4, 32, 1, "device:2"),
+            (1, 16, 1, "device:8"),
+        )
     ),
     *(
         _start(
@@ -410,13 +422,13 @@ STARTS = (
             subgroup_size=size,
             subgroups=4,
             tile_rows=rows,
-            lanes_per_token=8,
+            lanes_per_token=lanes,
             tokens_unrolled=2,
             split="device:4",
             combine_slices=2,
         )
         for size in (32, 64, 16, 8)
-        for rows in (4, 8)
+        for rows, lanes in ((4, 8), (8, 16), (1, 8))
     ),
     *(
         _start(
