@@ -211,6 +211,24 @@ def test_a_run_stops_when_trial_after_trial_loses_the_worker(
     books.count("workers lost by a planned fault", runner.losses)
 
 
+def test_a_run_goes_on_while_its_best_still_works(
+    tmp_path: Path, start: Start, books: Books
+) -> None:
+    """Though a corner of the space loses the worker, more variants of it than may in a row."""
+    corner = [v for v in SPACE if (v["mode"], v["width"], v["unroll"]) == ("tiled", 32, 1)]
+    assert len(corner) > MAX_LOSSES_IN_A_ROW
+    fault = Fault(
+        how="segfault", method="execute", marks=("'mode': 'tiled'", "'unroll': 1,", "'width': 32}")
+    )
+    runner, told = start(fault, deadlines=SHORT), Acknowledged()
+    result = tune_toy(tmp_path, runner, progress=told, workers=1)
+    assert (result.error, result.problems[0].ended) == (None, "exhausted")
+    failed = check_run(tmp_path)
+    assert sorted(str(r.values) for r in failed) == sorted(str(dict(v)) for v in corner)
+    books.check(told.variants, tmp_path)
+    books.count("workers lost by a planned fault", runner.losses)
+
+
 def test_a_worker_that_does_not_come_back_ends_the_run_with_everything_kept(
     tmp_path: Path, start: Start, books: Books
 ) -> None:

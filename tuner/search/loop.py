@@ -28,7 +28,8 @@ from tuner.search.tally import Tally
 GIVE_UP_FACTOR = 3.0
 """A variant this much slower than the best so far is not measured to the end."""
 MAX_LOSSES_IN_A_ROW = 5
-"""So many trials without a correct one between them may lose the runner's worker."""
+"""So many trials without a correct one between them may lose the runner's worker, before it is seen
+whether the device still works at all."""
 POLL_SECONDS = 0.2
 
 
@@ -195,21 +196,34 @@ class _Loop:
             self.tally.busy_seconds += time.monotonic() - started
 
     def _count_losses(self, record: Record) -> None:
-        """Go on after a lost worker, unless trial after trial loses it.
+        """Go on after a lost worker, unless trial after trial loses it and the best fails, too.
 
         Raises:
-            NoWorkerError: too many trials in a row have done so.
+            NoWorkerError: nothing works any more.
         """
         before, self.losses = self.losses, self.evaluator.runner.losses or 0
         if record.state == "correct":
             self.losses_in_a_row = 0
         elif self.losses > before:
             self.losses_in_a_row += 1
-        if self.losses_in_a_row >= MAX_LOSSES_IN_A_ROW:
+        if self.losses_in_a_row < MAX_LOSSES_IN_A_ROW:
+            return
+        if not self._best_still_works():
             raise NoWorkerError(
                 f"{self.losses_in_a_row} trials in a row lost the worker process, the last so: "
                 f"{record.error}; see that the device is well, then run the same command again"
             )
+        self.losses_in_a_row, self.losses = 0, self.evaluator.runner.losses or 0
+
+    def _best_still_works(self) -> bool:
+        """Whether the best variant so far still answers rightly: then the others are to blame."""
+        if self.tally.best is None:
+            return False
+        trial = self.evaluator.prepare(self.evaluator.draft(self.tally.best.values))
+        try:
+            return self.evaluator.validate(trial).failure is None
+        finally:
+            self.evaluator.release(trial)
 
     def _give_up_ns(self, item: Item) -> float | None:
         """The baseline is what the others are compared with, so it is always measured in full; and
