@@ -27,7 +27,7 @@ SPACE = legal(TOY, PROBLEMS[0], toy_device())
 PLAN = MeasurePlan(
     warmup_ms=1.0, min_samples=3, max_samples=4, budget_ms=0.01, max_submission_ms=1.0
 )
-SHORT = Deadlines(start_s=60.0, launch_s=2.0, prepare_s=4.0, close_s=20.0, spare_s=0.5)
+SHORT = Deadlines(start_s=60.0, launch_s=1.0, prepare_s=3.0, close_s=20.0, spare_s=1.0)
 """Short for what hangs on purpose, and a thousand times what anything else takes."""
 
 
