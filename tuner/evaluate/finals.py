@@ -100,8 +100,8 @@ class _Finalist:
         return self.findings.failure is not None
 
     @property
-    def median_ns(self) -> float:
-        return statistics.median(self.series("").samples_ns)
+    def samples_ns(self) -> list[float]:
+        return [sample for measured in self.rounds for sample in measured.samples_ns]
 
     def measure(self, evaluator: Evaluator, plan: MeasurePlan) -> Measurement | None:
         """Samples as the plan wants; None if it has failed, now or before."""
@@ -117,9 +117,8 @@ class _Finalist:
             self.seconds += time.perf_counter() - started
 
     def series(self, run: str) -> Series:
-        samples = [sample for measured in self.rounds for sample in measured.samples_ns]
         counts = [len(measured.samples_ns) for measured in self.rounds]
-        return Series(samples_ns=samples, rounds=counts, run=run)
+        return Series(samples_ns=self.samples_ns, rounds=counts, run=run)
 
     def record(
         self, evaluator: Evaluator, taken: Sequence[Measurement], *, note: str, rounds: bool = False
@@ -134,14 +133,14 @@ class _Race:
     plan: MeasurePlan
     finalists: list[_Finalist]
     name: str
-    open: bool = True
+    undecided: bool = True
     repeated: int = 0
     reference_ns: list[float] = field(default_factory=list)
 
     def run(self, least: int, most: int, until: float) -> None:
         done = 0
         opening: tuple[_Finalist, Measurement] | None = None
-        while done < least or (done < most and self.open and time.monotonic() < until):
+        while done < least or (done < most and self.undecided and time.monotonic() < until):
             reference = next((each for each in self.finalists if not each.failed), None)
             if reference is None:
                 return
@@ -197,8 +196,8 @@ class _Race:
     def _judge(self) -> None:
         """Who falls out, and whether anything is still open."""
         racing = [each for each in self._racing() if len(each.rounds) >= _SEEN_ENOUGH]
-        leader = min(racing, key=lambda each: each.median_ns, default=None)
-        self.open = leader is None
+        leader = min(racing, key=lambda each: statistics.median(each.samples_ns), default=None)
+        self.undecided = leader is None
         for each in racing:
             if leader is None or each is leader:
                 continue
@@ -207,4 +206,4 @@ class _Race:
             slower = found.verdict == "slower"
             each.racing = not (slower and found.ratio > 1 + _ALIKE)
             alike = found.low > 1 - _ALIKE and found.high < 1 + _ALIKE
-            self.open |= not (slower or alike)
+            self.undecided |= not (slower or alike)
