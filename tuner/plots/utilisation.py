@@ -135,7 +135,7 @@ def utilisation_by_context(
     figure.legend(
         handles=handles,
         loc="outside lower center",
-        ncols=min(len(handles), 2 * columns) if columns > 1 else 2,
+        ncols=min(len(handles), 4) if columns > 1 else 2,
         frameon=False,
         fontsize=style.SMALL_SIZE,
     )
