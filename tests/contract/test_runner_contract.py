@@ -333,3 +333,13 @@ def test_one_pass_has_no_breakdown(runner: Runner) -> None:
     plan = msgspec.structs.replace(QUICK, breakdown_samples=2)
     assert runner.measure(scale, "w", plan).breakdown == ()
     runner.release(scale)
+
+
+def test_a_device_is_kept_warm_at_any_time(runner: Runner) -> None:
+    runner.keep_warm(1.0)
+    made = job(step("scale"))
+    runner.prepare(made)
+    runner.measure(made, "w", MeasurePlan(warmup_ms=0.1, min_samples=3, max_samples=3))
+    runner.keep_warm(1.0)
+    assert len(runner.measure(made, "w", MeasurePlan(max_samples=3)).samples_ns) == 3
+    runner.release(made)

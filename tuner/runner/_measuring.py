@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from typing import Any
 
 from tuner._memory import Memory
 from tuner.observers import Observer, metered, watched
@@ -72,6 +73,24 @@ class Measuring:
             energy=energy,
             breakdown=breakdown,
         )
+
+    def keep_warm(self, load_ms: float) -> None:
+        """Launch the reference kernel for about so long.
+
+        Only while the clock is up: one that has fallen needs settling all the same.
+        """
+        idle_ms = 1000 * (time.monotonic() - self._measured_at)
+        if self._reference is None or idle_ms > MeasurePlan().settle_idle_ms:
+            return
+        launches = max(1, math.ceil(load_ms * MS / self._settled.reference_ns))
+
+        def record(recording: Any) -> None:
+            assert self._reference is not None
+            for _ in range(min(launches, MAX_LOAD_LAUNCHES)):
+                self._reference.launch.record(recording, 0)
+
+        self._commands.run("keeping warm", record)
+        self._measured_at = time.monotonic()
 
     def close(self) -> None:
         """Destroy everything; the device must be idle."""

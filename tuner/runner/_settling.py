@@ -66,6 +66,11 @@ class SettledClock:
     def __init__(self) -> None:
         self._reference_ns = math.inf
 
+    @property
+    def reference_ns(self) -> float:
+        """What the reference takes on the settled clock; infinite if it never was."""
+        return self._reference_ns
+
     def note(self, settled: Settled) -> None:
         """The clock has settled, whatever it was before: a device may be held down for good."""
         self._reference_ns = settled.reference_ns

@@ -30,6 +30,7 @@ from tuner.runner._worker_messages import (
     Execute,
     Executed,
     Hello,
+    KeepWarm,
     Load,
     Measure,
     Observe,
@@ -174,6 +175,9 @@ def _told(runner: Runner, request: Any) -> object:
             return runner.bandwidth_curve(request.transfer, request.sizes)
         case EmptyLaunch():
             return runner.empty_launches(request.passes)
+        case KeepWarm():
+            runner.keep_warm(request.load_ms)
+            return None
         case Observe():
             return runner.observe()
         case ValidationMessages():

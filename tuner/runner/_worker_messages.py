@@ -104,6 +104,12 @@ class EmptyLaunch(Message, frozen=True, kw_only=True):
     passes: int
 
 
+class KeepWarm(Message, frozen=True, kw_only=True):
+    """`Runner.keep_warm`."""
+
+    load_ms: float
+
+
 class Observe(Message, frozen=True, kw_only=True):
     """`Runner.observe`."""
 
@@ -122,6 +128,7 @@ Request = (
     | ReadBandwidth
     | BandwidthCurve
     | EmptyLaunch
+    | KeepWarm
     | Observe
     | ValidationMessages
 )

@@ -41,6 +41,7 @@ Method = Literal[
     "read_bandwidth",
     "bandwidth_curve",
     "empty_launches",
+    "keep_warm",
     "observe",
 ]
 
@@ -255,6 +256,10 @@ class FakeRunner:
         return EmptyLaunches(
             passes=passes, isolated=each, batched=batched, submission_ns=(20_000.0,) * 3
         )
+
+    def keep_warm(self, load_ms: float) -> None:
+        """Nothing but a call."""
+        self._called("keep_warm")
 
     def observe(self) -> Observation | None:
         """Sensors, if it has a function for `watts`."""

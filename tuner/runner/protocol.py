@@ -326,6 +326,10 @@ class Runner(Protocol):
         """Time launches of so many dispatches that do nothing, and an empty submission."""
         ...
 
+    def keep_warm(self, load_ms: float) -> None:
+        """Load a device that has nothing to do for so long, lest its clock falls meanwhile."""
+        ...
+
     def observe(self) -> Observation | None:
         """What the system's sensors say of the device at this moment; None where there are none."""
         ...

@@ -195,6 +195,11 @@ class VulkanRunner:
         with self._calibrating(bandwidth.workload(_CALIBRATION, transfer, largest)):
             return tuple(self._curve_point(transfer, nbytes) for nbytes in fitting)
 
+    def keep_warm(self, load_ms: float) -> None:
+        """See `Runner.keep_warm`."""
+        self._require_open()
+        self._measuring.keep_warm(load_ms)
+
     def empty_launches(self, passes: int) -> EmptyLaunches:
         """See `Runner.empty_launches`."""
         self._require_open()

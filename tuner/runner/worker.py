@@ -24,6 +24,7 @@ from tuner.runner._worker_messages import (
     EmptyLaunch,
     Execute,
     Executed,
+    KeepWarm,
     Measure,
     Observe,
     Prepare,
@@ -237,6 +238,11 @@ class WorkerRunner:
             EmptyLaunch(passes=passes), EmptyLaunches, "launches that do nothing", seconds
         )
         return found
+
+    def keep_warm(self, load_ms: float) -> None:
+        """See `Runner.keep_warm`."""
+        seconds = self._deadlines.execute(self._info)
+        self._calibrated(KeepWarm(load_ms=load_ms), None, "keeping the device warm", seconds)
 
     def observe(self) -> Observation | None:
         """See `Runner.observe`."""

@@ -31,6 +31,8 @@ MAX_LOSSES_IN_A_ROW = 5
 """So many trials without a correct one between them may lose the runner's worker, before it is seen
 whether the device still works at all."""
 POLL_SECONDS = 0.2
+WARM_MS, WARM_PAUSE_SECONDS = 20.0, 0.02
+"""Load and pause, in turns, while the device waits for variants: it must not idle."""
 
 
 def search_problem(
@@ -152,8 +154,9 @@ class _Loop:
             ready = [item for item in items if item.future.done()]
             if ready:
                 return ready[0]
+            self.evaluator.runner.keep_warm(WARM_MS)
             waited = pending if settled else [*pending, booking]
-            wait(waited, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+            wait(waited, timeout=WARM_PAUSE_SECONDS, return_when=FIRST_COMPLETED)
         return None
 
     def _try(self, item: Item, booking: Future[None]) -> tuple[Record, bool]:
