@@ -8,13 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.attention_kernels import golden_operands
 from tests.golden_vectors import load, names
 from tuner.elements import STORED, stored, widened
-from tuner.errors import UnknownNameError, UsageError
 from tuner.kernels.attention_operands import make_operands, validation_cases
 from tuner.kernels.base import Operands, Reference
 from tuner.oracle import judge
@@ -167,54 +164,3 @@ def test_a_kernel_one_key_short_is_caught(element: str) -> None:
         for name, operands, reference in prepared(element)
     ]
     assert sum(wrong) >= 8
-
-
-# Elements
-
-
-@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=20))
-def test_bfloat16_rounds_to_the_nearest_and_ties_to_even(values: list[float]) -> None:
-    single = np.array(values, np.float32)
-    bits = stored(single, "bf16")
-    for value, got in zip(single, bits, strict=True):
-        around = np.array([int(got) - 1, int(got), int(got) + 1], np.int64) & 0xFFFF
-        near = widened(around.astype(np.uint16))
-        if not np.isfinite(near).all() or not np.isfinite(value):
-            continue
-        distance = np.abs(near - float(value))
-        assert distance[1] == distance.min()
-        assert (distance == distance.min()).sum() == 1 or got % 2 == 0
-
-
-def test_elements_that_do_not_exist_are_named() -> None:
-    assert np.isnan(widened(stored(np.array([np.nan]), "bf16")))
-    with pytest.raises(UnknownNameError, match="f32"):
-        stored(np.zeros(1), "f33")
-
-
-# The problem
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"causal": "left"}, "signed number"),
-        ({"causal": "9999999999"}, "within"),
-        ({"element": "f64"}, "must be one of f32, f16, bf16"),
-        ({"query_heads": 7}, "multiple of kv_heads"),
-        ({"query_tokens": 0}, "query_tokens is 0"),
-        ({"context": -1}, "context is -1"),
-        ({"batch": 2**17}, "at most"),
-    ],
-)
-def test_problems_that_make_no_sense_say_why(changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        small(**changes)
-
-
-def test_offsets_are_those_of_the_specification() -> None:
-    assert small(causal="off").keys_seen(0) == 11
-    assert [small(causal="top_left").keys_seen(i) for i in (0, 4)] == [1, 5]
-    assert [small(causal="bottom_right").keys_seen(i) for i in (0, 4)] == [7, 11]
-    assert [small(causal="-3").keys_seen(i) for i in (2, 3)] == [0, 1]
-    assert small(causal="+5").q_offset == 5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from tests.golden_vectors import load, names
 from tests.test_attention_oracle import ORACLE, small
 from tuner.elements import STORED, widened
 from tuner.kernels.base import Operands, Reference
-from tuner.kernels.gradient_operands import block_users, make_operands, validation_cases
+from tuner.kernels.gradient_operands import make_operands, validation_cases
 from tuner.oracle import judge
 from tuner.oracle.paged_attention import forward, geometry, pool_rows
 from tuner.oracle.paged_attention_backward import (
@@ -167,33 +166,3 @@ def test_a_wrong_kernel_exceeds_its_bound(mistake: str, cases: int) -> None:
         for name, operands, reference in prepared("f32")
     ]
     assert sum(wrong) >= cases
-
-
-# Who uses a block
-
-
-def test_users_of_each_block_come_in_order() -> None:
-    table = np.array([[4, 2, 9], [2, 4, 9], [0, 4, 9]], np.uint32)
-    starts, users = block_users(table, 6, 2)
-    of = [users[starts[i] : starts[i + 1]].tolist() for i in range(6)]
-    assert of == [[[2, 0]], [], [[0, 1], [1, 0]], [], [[0, 0], [1, 1], [2, 1]], []]
-
-
-def test_a_pool_that_nobody_uses_has_no_users() -> None:
-    starts, users = block_users(np.full((2, 1), 0xFFFFFFFF, np.uint32), 3, 0)
-    assert not starts.any()
-    assert users.shape == (1, 2)
-
-
-def test_every_validation_case_keeps_its_masks_and_shares_blocks() -> None:
-    cases: dict[str, Any] = {
-        case.name: case.problem for case in validation_cases(small(block_size=16))
-    }
-    assert cases["decode"].context == 56
-    assert cases["rows see nothing"].keys_seen(0) == 0
-    shares = [
-        np.diff(operands.inputs["user_starts"].astype(int)).max()
-        for _, operands, _ in prepared("f32")
-    ]
-    assert max(shares) == 3
-    assert sum(share > 1 for share in shares) >= 4

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from tests.attention_kernels import (
@@ -353,6 +354,20 @@ def test_what_is_not_supported_has_a_reason(
 ) -> None:
     device = narrow_cpu()
     assert says in "; ".join(reasons(FAMILY, variant(FAMILY, text, device), of, device))
+
+
+@on_paper
+def test_the_dispatch_rule_gives_what_is_launched(
+    device: DeviceInfo, of: PagedAttentionProblem
+) -> None:
+    assert FAMILY.dispatch is not None
+    for values in pairs(device, of):
+        candidate = Candidate(values, of, device)
+        rule = FAMILY.dispatch(candidate)
+        for each in FAMILY.passes(candidate, FAMILY.timing_scalars(of)):
+            known = {**msgspec.to_builtins(of), **each.push}
+            terms = rule.groups[each.name]
+            assert each.groups == tuple(int(t) if t == "1" else known[t] for t in terms)
 
 
 def test_bytes_moved_count_what_some_row_sees_once() -> None:
