@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.made_records import BASELINE, decode, gpu, made_record, made_run, software
-from tuner.results import outcomes, outcomes_to_frame, row, to_frame
+from tests.made_samples import H200
+from tuner.results import Store, outcomes, outcomes_to_frame, row, to_frame
 from tuner.results.frame import rows
 from tuner.results.outcomes import FINAL, declared_baseline, interval
 
@@ -52,6 +53,22 @@ def test_what_is_proven_faster_than_all_finalists_goes_before_them() -> None:
     (outcome,) = outcomes([faster, *finals], baseline_of=lambda _: None)
     assert outcome.best == faster
     assert outcome.ranked == (faster, *finals)
+
+
+def test_the_baseline_is_known_from_before_it_had_all_its_parameters() -> None:
+    old = made_record(values={"strategy": "baseline"}, median_us=500.0)
+    other = made_record(values={"strategy": "matrix"}, median_us=100.0)
+    baseline = {"strategy": "baseline", "layout": "token_major"}
+    (outcome,) = outcomes([old, other], baseline_of=lambda _: baseline)
+    assert outcome.baseline == old
+    (outcome,) = outcomes([other], baseline_of=lambda _: baseline)
+    assert outcome.baseline is None
+
+
+def test_the_committed_results_have_their_baselines() -> None:
+    found = outcomes(Store(H200, read_only=True).records())
+    assert found
+    assert all(outcome.speedup and outcome.speedup > 1 for outcome in found)
 
 
 def test_the_note_of_finals_is_the_one_that_evaluation_writes() -> None:

@@ -110,7 +110,10 @@ def of_last_device(records: Iterable[Record]) -> tuple[Record, ...]:
 
 
 def declared_baseline(family: str) -> Values | None:
-    """The baseline that this version declares for the family, None if it knows no such family."""
+    """The values that matter in the baseline that this version declares for the family.
+
+    None if it knows no such family.
+    """
     from tuner import kernels
     from tuner.kernels.space import canonical
 
@@ -118,7 +121,7 @@ def declared_baseline(family: str) -> Values | None:
         found = kernels.family(family)
     except UnknownNameError:
         return None
-    return canonical(found, found.baseline)
+    return found.meaningful(canonical(found, found.baseline))
 
 
 def interval(record: Record) -> tuple[float, float]:
@@ -165,9 +168,18 @@ def _outcome(records: tuple[Record, ...], baseline: Values | None) -> Outcome:
         records=records,
         ranked=ranked,
         leaders=leading(ranked),
-        baseline=next((r for r in ranked if baseline and r.values == dict(baseline)), None),
+        baseline=next((r for r in ranked if baseline and _agrees(r.values, baseline)), None),
         failures=Counter(r.state for r in records if r.state != "correct"),
     )
+
+
+def _agrees(values: Values, baseline: Values) -> bool:
+    """Whether these are the baseline's values, as far as the record knows its parameters.
+
+    A parameter that the family has got since is missing in records of before.
+    """
+    shared = [name for name in baseline if name in values]
+    return bool(shared) and all(values[name] == baseline[name] for name in shared)
 
 
 def is_timed(record: Record) -> bool:
