@@ -154,14 +154,19 @@ def test_matrices_are_right_where_the_device_has_them(
     text: str,
 ) -> None:
     info, of = vulkan_runner.info, problem(*geometry, element="f16")
-    shapes = [each.shape for each in info.matrix_layouts if each.shape.a_type == "float16"]
+    whole = matrix_variant(info, text)
+    if found := reasons(FAMILY, variant(FAMILY, whole, info), of, info):
+        pytest.skip("; ".join(found))
+    assert judged(vulkan_runner, FAMILY, of, whole, cases=cases).failure is None
+
+
+def matrix_variant(device: DeviceInfo, text: str) -> str:
+    """A variant on matrix units of the first shape that the device has; skips if it has none."""
+    shapes = [each.shape for each in device.matrix_layouts if each.shape.a_type == "float16"]
     if not shapes:
         pytest.skip("this device has no cooperative matrices of 16-bit floats")
     m, n, k = shapes[0].m, shapes[0].n, shapes[0].k
-    rows = f"matrix subgroups=2 tile_rows={2 * m} tile_tokens=16 matrix_shape={m}x{n}x{k}"
-    if found := reasons(FAMILY, variant(FAMILY, f"{rows} {text}", info), of, info):
-        pytest.skip("; ".join(found))
-    assert judged(vulkan_runner, FAMILY, of, f"{rows} {text}", cases=cases).failure is None
+    return f"matrix subgroups=2 tile_rows={2 * m} tile_tokens=16 matrix_shape={m}x{n}x{k} {text}"
 
 
 # Kernels broken on purpose
@@ -267,6 +272,27 @@ def test_a_broken_kernel_is_caught(
     assert found.failure is not None
     assert found.failure.state == "correctness"
     assert mistake.says in found.failure.error
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("sums[0][0] *= correction[0];", ""),
+        ("first + LANE_COLUMN[lane]", "first + 1u + LANE_COLUMN[lane]"),
+        ("(TOKENS + ", "("),
+        ("row < rows ? query", "row < rows - 1u ? query"),
+    ],
+    ids=["not rescaled", "mask one key short", "keys for values", "last row missing"],
+)
+def test_a_broken_matrix_kernel_is_caught(
+    vulkan_runner: VulkanRunner, cases: ResidentCases, right: str, wrong: str
+) -> None:
+    text = matrix_variant(vulkan_runner.info, "split=none")
+    mistake = Mistake(variant=text, right=right, wrong=wrong)
+    of = problem(element="f16")
+    found = judged(vulkan_runner, FAMILY, of, text, cases=cases, render=mistake.render)
+    assert found.failure is not None
+    assert found.failure.state == "correctness"
 
 
 @pytest.mark.parametrize("text", ["baseline", LANES, TILES], ids=["baseline", "lanes", "tiles"])
