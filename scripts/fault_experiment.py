@@ -50,8 +50,9 @@ class MortalRunner(VulkanRunner):
     """Ends its process, as a driver that crashes does, when one of the `fatal` jobs is launched."""
 
     def __init__(self, selector: str | None = None, *, fatal: list[str], **options: Any) -> None:
-        super().__init__(selector, **options)
+        # First, since the device is probed by launching jobs while it is opened.
         self._fatal = frozenset(fatal)
+        super().__init__(selector, **options)
 
     def execute(self, job: Job, workload: str) -> Execution:
         """See `Runner.execute`."""
