@@ -166,6 +166,7 @@ def test_an_identity_list_gives_the_bits_of_the_dense_kernel(
 
 COVERED = {
     0: ("scalar_f32, staged",),
+    6: ("scalar_f32",),
     1: ("int_dot",),
     2: ("baseline", "scalar_f32", "packed_f16", "int_dot"),
     3: ("baseline", "scalar_f32", "packed_f16", "int_dot"),

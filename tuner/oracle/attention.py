@@ -78,7 +78,7 @@ class Partial:
 
 def logits(heads: HeadGroups) -> Floats:
     """Natural-base logits [N, G, L]: the code dot product, both scales, the cap, the bias."""
-    dots = heads.query @ heads.key_codes.astype(np.float64).swapaxes(-1, -2)
+    dots = heads.query @ heads.key_codes.astype(np.float64, copy=False).swapaxes(-1, -2)
     result: Floats = dots * (heads.softmax_scale * heads.key_scales)[:, None, :]
     if heads.softcap:
         result = heads.softcap * np.tanh(result / heads.softcap)
@@ -95,7 +95,9 @@ def attend(heads: HeadGroups, z: Floats | None = None) -> Partial:
     weight = weights.sum(axis=-1)
     if heads.sinks is not None:
         weight += np.exp(heads.sinks - peak)
-    mixture = (weights * heads.value_scales[:, None, :]) @ heads.value_codes.astype(np.float64)
+    mixture = (weights * heads.value_scales[:, None, :]) @ heads.value_codes.astype(
+        np.float64, copy=False
+    )
     return Partial(peak=peak, weight=weight, mixture=mixture)
 
 
