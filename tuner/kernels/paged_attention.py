@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from tuner.kernels import attention_strategies as strategies
 from tuner.kernels.attention_operands import make_operands, scalars, validation_cases
+from tuner.kernels.attention_parameters import PARAMETERS, STARTS, start
 from tuner.kernels.base import (
     ArithmeticClass,
     Binding,
@@ -17,7 +18,6 @@ from tuner.kernels.base import (
     Constraint,
     DispatchRule,
     Family,
-    Parameter,
     Pass,
     PushField,
     ValidationCase,
@@ -29,113 +29,6 @@ from tuner.problems import PagedAttentionProblem
 
 MAX_SPLITS = 1024
 BASELINE_THREADS = 256
-_POLICIES = (
-    "none",
-    *(f"count:{parts}" for parts in (2, 4, 8, 16, 32)),
-    *(f"tokens:{tokens}" for tokens in (512, 1024, 2048, 4096)),
-    *(f"device:{workgroups}" for workgroups in (1, 2, 4, 8)),
-)
-"""Rows make workgroups, too, so that fewer ways to cut the keys do than in decode."""
-
-
-def _cooperates(values: Values) -> bool:
-    return values["strategy"] != "baseline"
-
-
-def _by_lanes(values: Values) -> bool:
-    return values["strategy"] == "lanes"
-
-
-def _by_tiles(values: Values) -> bool:
-    return values["strategy"] == "tiles"
-
-
-PARAMETERS = (
-    Parameter(
-        name="strategy",
-        values=("baseline", "lanes", "tiles", "matrix"),
-        help="baseline: one thread per query row, two passes over K. lanes: for few rows, KV goes "
-        "straight to registers. tiles: KV tiles in shared memory, for many rows. matrix: the same "
-        "with cooperative matrices",
-    ),
-    Parameter(
-        name="subgroup_size",
-        values=(8, 16, 32, 64),
-        help="lanes of a subgroup that the kernel is built for",
-        used=_cooperates,
-    ),
-    Parameter(
-        name="subgroups", values=(1, 2, 4, 8), help="subgroups per workgroup", used=_cooperates
-    ),
-    Parameter(
-        name="tile_rows",
-        values=(1, 2, 4, 8, 16, 32, 64, 128),
-        help="rows (query tokens times query heads of a KV head) of one workgroup",
-        used=_cooperates,
-    ),
-    Parameter(
-        name="lanes_per_token",
-        values=(1, 2, 4, 8, 16, 32),
-        help="lanes that share the dimensions of one token",
-        used=_by_lanes,
-    ),
-    Parameter(
-        name="tokens_unrolled",
-        values=(1, 2, 4, 8),
-        help="tokens each group of lanes loads before it computes",
-        used=_by_lanes,
-    ),
-    Parameter(
-        name="tile_tokens",
-        values=(8, 16, 32, 64),
-        help="tokens of a tile staged by the whole workgroup",
-        used=lambda values: values["strategy"] in ("tiles", "matrix"),
-    ),
-    Parameter(
-        name="lanes_per_row",
-        values=(4, 8, 16),
-        help="lanes that share the scores and sums of a row",
-        used=_by_tiles,
-    ),
-    Parameter(
-        name="kv_buffers",
-        values=(1, 2),
-        help="2: keys and values are staged together, 1: one after the other in the same place",
-        used=_by_tiles,
-    ),
-    Parameter(
-        name="matrix_shape",
-        values=strategies.SHAPES,
-        help="cooperative-matrix shape: rows x tokens x terms",
-        used=strategies.by_matrix,
-    ),
-    Parameter(
-        name="exchange",
-        values=("shared", "convert"),
-        help="how weights pass from accumulator to operand: through shared memory, or by the "
-        "conversion of NV cooperative matrix 2",
-        used=strategies.by_matrix,
-    ),
-    Parameter(
-        name="prefetch",
-        values=(0, 1),
-        help="1: the loads of the next tile are issued before the present one is computed",
-        used=strategies.by_matrix,
-    ),
-    Parameter(
-        name="split",
-        values=_POLICIES,
-        help="how the keys are cut: none, count:N parts, parts of tokens:N, or device:N "
-        "workgroups per compute unit",
-        used=_cooperates,
-    ),
-    Parameter(
-        name="combine_slices",
-        values=(1, 2, 4),
-        help="parts into which the combine pass deals out the splits of a row",
-        used=lambda values: _cooperates(values) and values["split"] != "none",
-    ),
-)
 
 
 def _plan(c: Candidate) -> SplitPlan:
@@ -284,6 +177,18 @@ def _arithmetic(values: Values) -> ArithmeticClass:
     return "f16_matrix" if strategies.by_matrix(values) else "f32"
 
 
+def _shape(c: Candidate) -> dict[str, object]:
+    """What is compiled into every pass."""
+    problem: PagedAttentionProblem = c.problem
+    return {
+        "head_size": problem.head_size,
+        "block_size": problem.block_size,
+        "group": problem.group,
+        "element": problem.element,
+        "chunks": strategies.chunks(c),
+    }
+
+
 def _passes(c: Candidate, given: Mapping[str, int | float]) -> tuple[Pass, ...]:
     problem: PagedAttentionProblem = c.problem
     baseline = c["strategy"] == "baseline"
@@ -294,14 +199,7 @@ def _passes(c: Candidate, given: Mapping[str, int | float]) -> tuple[Pass, ...]:
         "tokens_per_split": plan.tokens,
         "workgroups": _workgroups(c),
     }
-    shape = {
-        "head_size": problem.head_size,
-        "block_size": problem.block_size,
-        "group": problem.group,
-        "element": problem.element,
-        "chunks": strategies.chunks(c),
-        "splits": plan.combined,
-    }
+    shape = _shape(c) | {"splits": plan.combined}
     if baseline:
         return (
             Pass(
@@ -390,62 +288,6 @@ def bytes_moved(problem: PagedAttentionProblem) -> int:
     return (cache + vectors) * problem.element_bytes + 4 * rows + 4 * table
 
 
-def _start(**values: int | str) -> Values:
-    neutral = {parameter.name: parameter.values[0] for parameter in PARAMETERS}
-    return neutral | values
-
-
-STARTS = (
-    *(
-        _start(
-            strategy="matrix",
-            subgroup_size=size,
-            matrix_shape=shape,
-            subgroups=subgroups,
-            tile_rows=subgroups * int(shape.split("x")[0]),
-            tile_tokens=tokens,
-            prefetch=prefetch,
-            split=split,
-        )
-        for size, shape in ((32, "16x8x16"), (32, "16x16x16"), (64, "16x16x16"), (8, "8x8x8"))
-        for subgroups, tokens, prefetch, split in (
-            (4, 32, 1, "none"),
-            (8, 32, 1, "none"),
-            (4, 64, 0, "none"),
-            (4, 32, 1, "device:2"),
-            (1, 16, 1, "device:8"),
-        )
-    ),
-    *(
-        _start(
-            strategy="lanes",
-            subgroup_size=size,
-            subgroups=4,
-            tile_rows=rows,
-            lanes_per_token=lanes,
-            tokens_unrolled=2,
-            split="device:4",
-            combine_slices=2,
-        )
-        for size in (32, 64, 16, 8)
-        for rows, lanes in ((4, 8), (8, 16), (1, 8))
-    ),
-    *(
-        _start(
-            strategy="tiles",
-            subgroup_size=size,
-            subgroups=128 // size,
-            tile_rows=32,
-            tile_tokens=32,
-            lanes_per_row=columns,
-            kv_buffers=1,
-            split=split,
-        )
-        for size, columns in ((32, 16), (64, 16), (16, 16), (8, 8))
-        for split in ("none", "device:2")
-    ),
-)
-
 PAGED_ATTENTION = Family(
     name="paged_attention",
     summary="attention with log-sum-exp over a paged f32, f16 or bf16 KV cache, from decode to "
@@ -456,7 +298,7 @@ PAGED_ATTENTION = Family(
     constraints=CONSTRAINTS,
     bindings=BINDINGS,
     push_fields=PUSH_FIELDS,
-    baseline=_start(strategy="baseline"),
+    baseline=start(strategy="baseline"),
     starts=STARTS,
     arithmetic=_arithmetic,
     passes=_passes,

@@ -7,7 +7,6 @@ workgroup owns a block and goes through its users in a fixed order, or sums are 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from tuner.kernels.base import (
     ArithmeticClass,
@@ -236,66 +235,67 @@ def _arithmetic(_values: Values) -> ArithmeticClass:
 
 def _passes(c: Candidate, given: Mapping[str, int | float]) -> tuple[Pass, ...]:
     problem: AttentionGradientProblem = c.problem
-    push = {field.name: given[field.name] for field in PUSH_FIELDS if field.name in given}
     rows = problem.batch * problem.query_heads * problem.query_tokens
     blocks = int(given.get("blocks", 1))
     values = blocks * problem.block_size * problem.kv_heads * problem.head_size
+    # These two go round until all is done, so that any number of workgroups does.
+    most = c.device.max_workgroup_count[0]
+    delta = _launch(c, given, "delta", min(most, -(-rows // DELTA_ROWS)))
+    zero = _launch(c, given, "zero", min(most, -(-values // HELPER_THREADS)), beside=True)
+    if c["strategy"] == "baseline":
+        native = "native" if c.device.atomic_float_add else "compare_swap"
+        constants = {"threads": BASELINE_THREADS, "atomics": native}
+        count = -(-rows // BASELINE_THREADS)
+        return (delta, zero, _launch(c, given, "baseline", count, constants=constants))
+    pairs, tokens = problem.batch * problem.kv_heads, _key_tokens(c)
+    query_rows = c["query_tile_rows"]
+    of_queries = _tile(c, query_rows, c["query_tile_tokens"], query_rows)
+    tiles = -(-problem.rows // query_rows)
+    queries = _launch(c, given, "queries", tiles, z=pairs, constants=of_queries, beside=True)
+    of_keys = _tile(c, c["key_tile_rows"], tokens, tokens)
+    if c["strategy"] == "deterministic":
+        tiles = -(-problem.block_size // tokens)
+        constants = of_keys | {"block_tiles": tiles}
+        count = blocks * tiles
+        keys = _launch(c, given, "keys", count, z=problem.kv_heads, constants=constants)
+        return (delta, keys, queries)
+    count = -(-max(1, problem.context) // tokens) * c["row_parts"]
+    constants = of_keys | {"atomics": c["atomics"]}
+    keys = _launch(c, given, "keys", count, z=pairs, constants=constants)
+    return (delta, zero, keys, queries)
+
+
+def _launch(
+    c: Candidate,
+    given: Mapping[str, int | float],
+    name: str,
+    count: int,
+    *,
+    z: int = 1,
+    constants: Mapping[str, object] | None = None,
+    beside: bool = False,
+) -> Pass:
+    """A pass of `count` workgroups, folded into x and y, times z."""
+    problem: AttentionGradientProblem = c.problem
     shape = {
         "head_size": problem.head_size,
         "block_size": problem.block_size,
         "group": problem.group,
         "element": problem.element,
         "atomics": "",
+        "threads": HELPER_THREADS,
     }
-
-    def launch(
-        name: str, count: int, z: int = 1, *, beside: bool = False, **constants: Any
-    ) -> Pass:
-        across, down = _folded(count, c.device.max_workgroup_count[:2])
-        return Pass(
-            name=name,
-            constants=shape | {"threads": HELPER_THREADS} | constants,
-            push=push,
-            groups=(across, down, z),
-            subgroup_size=None,
-            beside=beside,
-        )
-
-    # These two go round until all is done, so that any number of workgroups does.
-    helpers = c.device.max_workgroup_count[0]
-    delta = launch("delta", min(helpers, -(-rows // DELTA_ROWS)))
-    zero = launch("zero", min(helpers, -(-values // HELPER_THREADS)), beside=True)
-    if c["strategy"] == "baseline":
-        native = "native" if c.device.atomic_float_add else "compare_swap"
-        count = -(-rows // BASELINE_THREADS)
-        return (
-            delta,
-            zero,
-            launch("baseline", count, threads=BASELINE_THREADS, atomics=native),
-        )
-    tokens = _key_tokens(c)
-    queries = launch(
-        "queries",
-        -(-problem.rows // c["query_tile_rows"]),
-        problem.batch * problem.kv_heads,
-        beside=True,
-        **_tile(c, c["query_tile_rows"], c["query_tile_tokens"], c["query_tile_rows"]),
+    return Pass(
+        name=name,
+        constants=shape | dict(constants or {}),
+        push={field.name: given[field.name] for field in PUSH_FIELDS if field.name in given},
+        groups=(*_folded(count, c.device.max_workgroup_count[:2]), z),
+        subgroup_size=None,
+        beside=beside,
     )
-    tile = _tile(c, c["key_tile_rows"], tokens, tokens)
-    if c["strategy"] == "deterministic":
-        tiles = -(-problem.block_size // tokens)
-        keys = launch("keys", blocks * tiles, problem.kv_heads, block_tiles=tiles, **tile)
-        return (delta, keys, queries)
-    keys = launch(
-        "keys",
-        -(-max(1, problem.context) // tokens) * c["row_parts"],
-        problem.batch * problem.kv_heads,
-        **tile | {"atomics": c["atomics"]},
-    )
-    return (delta, zero, keys, queries)
 
 
-def _tile(c: Candidate, rows: int, tokens: int, owned: int) -> dict[str, Any]:
+def _tile(c: Candidate, rows: int, tokens: int, owned: int) -> dict[str, object]:
     """What the template of a tiled pass needs beside the parameters."""
     row_groups = c["threads"] // tokens
     return {

@@ -196,13 +196,10 @@ def sampled_forward_reference(operands: Operands, count: int) -> Reference:
     answers = [attend_with_log_sum(each) for each in groups]
     out = np.concatenate([each.reshape(-1, of.head_size) for each, _ in answers])
     lse = np.concatenate([each.reshape(-1, 1) for _, each in answers])
-    chosen = np.array(
-        [
-            ((b * of.heads + g * of.group + head) * of.rows + row)
-            for b, g, row in places
-            for head in range(of.group)
-        ]
-    )
+    heads = [
+        (b * of.heads + g * of.group + h, row) for b, g, row in places for h in range(of.group)
+    ]
+    chosen = np.array([head * of.rows + row for head, row in heads])
 
     def bounds(arithmetic: ArithmeticClass) -> dict[str, Array]:
         rounding = rounding_of(arithmetic)

@@ -81,6 +81,14 @@ class Meeting:
         result: Floats = products - (self.out_gradient * self.out).sum(axis=-1)[:, None]
         return result
 
+    @property
+    def share_error(self) -> Floats:
+        """What the exponential may be off by, relative to P [R, L]."""
+        below = np.abs(self.logits - self.lse[:, None])
+        folded = np.abs(self.logits) + np.abs(self.lse)[:, None]
+        result: Floats = U32 * (EXP_UNITS + EXP_SLOPE * below + 2 * folded)
+        return result
+
     def gradients(self) -> tuple[Floats, Floats, Floats]:
         """dQ [R, D] from these keys, dK and dV [L, D] from these rows."""
         shares = self.shares
@@ -124,25 +132,23 @@ def errors(meeting: Meeting) -> tuple[Errors, Errors, Errors]:
     """Errors of dQ [R], dK [L] and dV [L] of float32 arithmetic."""
     size, scale = meeting.query.shape[-1], meeting.scale
     z, p, t = meeting.logits, meeting.shares, meeting.share_gradients
-    squares = [v**2 for v in (meeting.query, meeting.keys, meeting.values, meeting.out_gradient)]
-    query, keys, values, incoming = squares
+    query, keys = meeting.query**2, meeting.keys**2
+    values, incoming = meeting.values**2, meeting.out_gradient**2
     delta = (meeting.out_gradient * meeting.out).sum(axis=-1)
     logit = sum_variance(size, scale**2 * (query @ keys.T), z)
     logit = U32**2 * (logit + LOGIT_ROUNDINGS * ROUNDING_VARIANCE * z**2)
     product = U32**2 * sum_variance(size, incoming @ values.T, t + delta[:, None])
     of_delta = U32**2 * sum_variance(size, (incoming * meeting.out**2).sum(axis=-1), delta)
-    below = np.abs(z - meeting.lse[:, None])
-    folded = np.abs(z) + np.abs(meeting.lse)[:, None]
-    exponential = U32 * (EXP_UNITS + EXP_SLOPE * below + 2 * folded)
     rounded = U32**2 * LOGIT_ROUNDINGS * ROUNDING_VARIANCE * t**2
     gradient = p * t * scale
     own = (p * scale) ** 2 * (t**2 * logit + product + rounded)
     shared = (p * scale) ** 2 * of_delta[:, None]
     count = (p > 0).astype(np.float64)
+    exponential = meeting.share_error
     one_sign = np.abs(gradient) * exponential + TINY * count * (1 + scale * np.abs(t))
     lost = TINY * np.sqrt(size)
     norms = [np.linalg.norm(v, axis=-1) for v in (meeting.query, meeting.keys)]
-    incoming_norm = np.linalg.norm(meeting.out_gradient, axis=-1)
+    incoming_norm, terms = np.linalg.norm(meeting.out_gradient, axis=-1), count.sum(axis=0)
     # All keys of a row share the error of its delta: it adds up before it is squared.
     together = of_delta * np.linalg.norm(scale * (p @ meeting.keys), axis=-1) ** 2
     of_queries = Errors(
@@ -153,15 +159,15 @@ def errors(meeting: Meeting) -> tuple[Errors, Errors, Errors]:
     )
     of_keys = Errors(
         variance=(own + shared).T @ norms[0] ** 2,
-        systematic=one_sign.T @ norms[0] + lost * count.sum(axis=0),
+        systematic=one_sign.T @ norms[0] + lost * terms,
         scatter=(gradient**2).T @ norms[0] ** 2,
-        terms=count.sum(axis=0),
+        terms=terms,
     )
     of_values = Errors(
         variance=(p**2 * logit).T @ incoming_norm**2,
-        systematic=(p * exponential + TINY * count).T @ incoming_norm + lost * count.sum(axis=0),
+        systematic=(p * exponential + TINY * count).T @ incoming_norm + lost * terms,
         scatter=(p**2).T @ incoming_norm**2,
-        terms=count.sum(axis=0),
+        terms=terms,
     )
     return of_queries, of_keys, of_values
 
@@ -288,28 +294,7 @@ def sampled_backward_reference(operands: Operands, count: int) -> Reference:
     KV head, for launches too large to redo: the last ones, the first ones, others at random."""
     from tuner.kernels.base import Reference
 
-    of = geometry(operands)
-    rng = np.random.default_rng(SAMPLE_SEED)
-    parts: dict[str, list[tuple[int, Floats, Errors]]] = {
-        "query_gradient": [],
-        "key_gradient": [],
-        "value_gradient": [],
-    }
-    for sequence, kv_head, row in _places(of, of.rows, count, rng):
-        keys = np.arange(of.keys_seen(row))
-        met = meeting(operands, (sequence, kv_head), rows=np.array([row]), positions=keys)
-        places = [
-            (sequence * of.heads + kv_head * of.group + head) * of.rows + row
-            for head in range(of.group)
-        ]
-        dq, found = met.gradients()[0], errors(met)[0]
-        parts["query_gradient"] += [
-            (place, dq[i], _one(found, i)) for i, place in enumerate(places)
-        ]
-    for sequence, kv_head, token in _places(of, of.context, count, rng):
-        place, dk, dv, of_key, of_value = _pool_token(operands, sequence, kv_head, token)
-        parts["key_gradient"].append((place, dk, of_key))
-        parts["value_gradient"].append((place, dv, of_value))
+    of, parts = geometry(operands), _sampled_parts(operands, count)
     names = {name: np.array([place for place, _, _ in part]) for name, part in parts.items()}
     outputs = {
         name: np.array([vector for _, vector, _ in part]).reshape(-1, of.head_size)
@@ -337,6 +322,37 @@ def sampled_backward_reference(operands: Operands, count: int) -> Reference:
         names=names,
         zero_may_differ=frozenset(outputs),
     )
+
+
+_Part = tuple[int, Floats, Errors]
+"""A vector's place in the flattened output, the vector, and the errors it may have."""
+
+
+def _sampled_parts(operands: Operands, count: int) -> dict[str, list[_Part]]:
+    """The sampled vectors of each output."""
+    of = geometry(operands)
+    rng = np.random.default_rng(SAMPLE_SEED)
+    parts: dict[str, list[_Part]] = {
+        "query_gradient": [],
+        "key_gradient": [],
+        "value_gradient": [],
+    }
+    for sequence, kv_head, row in _places(of, of.rows, count, rng):
+        keys = np.arange(of.keys_seen(row))
+        met = meeting(operands, (sequence, kv_head), rows=np.array([row]), positions=keys)
+        places = [
+            (sequence * of.heads + kv_head * of.group + head) * of.rows + row
+            for head in range(of.group)
+        ]
+        dq, found = met.gradients()[0], errors(met)[0]
+        parts["query_gradient"] += [
+            (place, dq[i], _one(found, i)) for i, place in enumerate(places)
+        ]
+    for sequence, kv_head, token in _places(of, of.context, count, rng):
+        place, dk, dv, of_key, of_value = _pool_token(operands, sequence, kv_head, token)
+        parts["key_gradient"].append((place, dk, of_key))
+        parts["value_gradient"].append((place, dv, of_value))
+    return parts
 
 
 def _pool_token(
