@@ -1,0 +1,168 @@
+"""How decode over the int8 cache is launched: how work is cut, workgroups, passes, scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tuner.kernels import lane_decode as lanes
+from tuner.kernels import matrix_decode as matrix
+from tuner.kernels.base import Candidate, DispatchRule, Pass, PushField, ValidationCase, Values
+from tuner.kernels.splits import (
+    FEW_SHARES,
+    MANY_PARTS,
+    SplitPlan,
+    split_plan,
+    workgroups_dealt,
+)
+from tuner.problems import PagedDecodeProblem
+
+BASELINE_THREADS = 128
+PUSH_FIELDS = (
+    PushField(name="num_heads", type="uint"),
+    PushField(name="num_kv_heads", type="uint"),
+    PushField(name="max_blocks", type="uint"),
+    PushField(name="q_stride", type="uint"),
+    PushField(name="max_context_len", type="uint"),
+    PushField(name="num_splits", type="uint"),
+    PushField(name="tokens_per_split", type="uint"),
+    PushField(name="softmax_scale", type="float"),
+    PushField(name="num_sequences", type="uint"),
+)
+
+
+def split_of(c: Candidate) -> SplitPlan:
+    """How a strategy that cuts contexts does so; the others do not."""
+    problem: PagedDecodeProblem = c.problem
+    if not lanes.by_lanes(c.values):
+        return SplitPlan(1, max(1, problem.context))
+    return split_plan(
+        c["split"],
+        context=problem.context,
+        workgroups=problem.sequences * problem.kv_heads,
+        compute_units=c.device.compute_units,
+        granule=lanes.granule(c),
+    )
+
+
+def workgroups_sharing(c: Candidate) -> int:
+    """Workgroups among which the strategy matrix deals out the work."""
+    problem: PagedDecodeProblem = c.problem
+    return workgroups_dealt(
+        c["split"],
+        tokens=int(problem.context_lens().sum(dtype="int64")) * problem.kv_heads,
+        pairs=problem.sequences * problem.kv_heads,
+        compute_units=c.device.compute_units,
+    )
+
+
+def workgroup_counts(c: Candidate) -> dict[str, tuple[int, int, int]]:
+    """The workgroup counts of each pass."""
+    problem: PagedDecodeProblem = c.problem
+    per_head = (problem.query_heads, problem.sequences, 1)
+    if c["strategy"] == "baseline":
+        return {"baseline": per_head}
+    if matrix.by_matrix(c.values):
+        return {"attend": (workgroups_sharing(c), 1, 1)}
+    plan = split_of(c)
+    attend = {"attend": (plan.parts, problem.kv_heads, problem.sequences)}
+    return attend | ({"combine": per_head} if plan.combined else {})
+
+
+def passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...]:
+    """The launches of a candidate; see `Family.passes`."""
+    problem: PagedDecodeProblem = c.problem
+    plan, groups = split_of(c), workgroup_counts(c)
+    push = {field.name: scalars[field.name] for field in PUSH_FIELDS if field.name in scalars}
+    push |= {"num_splits": plan.parts, "tokens_per_split": plan.tokens}
+    shape = {
+        "head_size": problem.head_size,
+        "block_size": problem.block_size,
+        "group": problem.group,
+        "planar": c["layout"] == "planar",
+        "row_words": matrix.row_words(c),
+    }
+    constants: dict[str, Mapping[str, object]] = {
+        "baseline": {"threads": BASELINE_THREADS},
+        "combine": {"slices": c["combine_slices"]},
+    }
+    if matrix.by_matrix(c.values):
+        push |= {"num_splits": groups["attend"][0], "tokens_per_split": 0}
+        constants["attend"] = matrix.constants(c)
+    elif lanes.by_lanes(c.values):
+        constants["attend"] = {**lanes.constants(c), "splits": plan.combined}
+    sized = c["subgroup_size"] if c.device.subgroup_size_control else None
+    return tuple(
+        Pass(
+            name=name,
+            constants={**shape, **constants[name]},
+            push=push,
+            groups=count,
+            subgroup_size=sized if name == "attend" else None,
+        )
+        for name, count in groups.items()
+    )
+
+
+def dispatch_rule(c: Candidate) -> DispatchRule:
+    """How an engine launches a candidate on other lengths; see `Family.dispatch`."""
+    per_head = ("query_heads", "sequences", "1")
+    if c["strategy"] == "baseline":
+        return DispatchRule(
+            policy="none",
+            facts={},
+            groups={"baseline": per_head},
+            text="one workgroup per query head and sequence walks the whole context",
+        )
+    units = c.device.compute_units
+    facts = {} if units is None else {"compute_units": units}
+    if matrix.by_matrix(c.values):
+        return DispatchRule(
+            policy=str(c["split"]),
+            facts=facts,
+            groups={"attend": ("num_splits", "1", "1")},
+            text="any number of workgroups is right, they deal out all tokens evenly; num_splits "
+            "is that number: with pairs = sequences * kv_heads it is pairs for none, N * pairs for "
+            "count:N, N * compute_units for device:N, ceil(kv_heads * sum of context_lens / N) for "
+            "tokens:N; for fit:N, with most = N * compute_units, it is pairs * floor(most / pairs) "
+            "if pairs <= most, else ceil(pairs / ceil(pairs / most)); the buffer partials needs "
+            "4 * (pairs + num_splits) * (query_heads / kv_heads) * (head_size + 4) bytes, counters "
+            "4 * pairs bytes that are zero before the first launch (every launch leaves them so)",
+        )
+    return DispatchRule(
+        policy=str(c["split"]),
+        facts={"granule_tokens": lanes.granule(c)} | facts,
+        groups={"attend": ("num_splits", "kv_heads", "sequences"), "combine": per_head},
+        text="wanted = 1 for none, N for count:N, ceil(context / N) for tokens:N, "
+        "floor(N * compute_units / (sequences * kv_heads)) for device:N, at least 1, where context "
+        "is the longest of the batch; tokens_per_split = ceil(context / wanted), rounded up to a "
+        "multiple of granule_tokens; num_splits = ceil(context / tokens_per_split); the buffer "
+        "partials needs 4 * sequences * query_heads * num_splits * (head_size + 2) bytes; these "
+        "kernels are built for "
+        + ("any number of splits" if split_of(c).combined else "one split, without a combine pass"),
+    )
+
+
+def validated_as(c: Candidate, case: ValidationCase) -> Values:
+    """The same kernels on contexts of up to a thousand tokens.
+
+    Kernels of several splits are cut as often as may be. Those that are dealt the work have few
+    workgroups on most cases, so that each goes through several rounds and sequences, and many on
+    the case of a single sequence, so that several parts are joined.
+    """
+    if matrix.by_matrix(c.values):
+        return {**c.values, "split": MANY_PARTS if case.name == "single" else FEW_SHARES}
+    if lanes.by_lanes(c.values) and split_of(c).combined:
+        return {**c.values, "split": MANY_PARTS}
+    return {**c.values, "split": "none", "combine_slices": 1}
+
+
+def scratch_bytes(c: Candidate) -> dict[str, int]:
+    """Bytes of partial results and counters; see `Family.scratch_bytes`."""
+    problem: PagedDecodeProblem = c.problem
+    plan = split_of(c)
+    if matrix.by_matrix(c.values):
+        pairs = problem.sequences * problem.kv_heads
+        rows = (pairs + workgroups_sharing(c)) * problem.group
+        return {"partials": 4 * rows * (problem.head_size + 4), "counters": 4 * pairs}
+    rows = problem.sequences * problem.query_heads * plan.parts if plan.combined else 0
+    return {"partials": max(16, 4 * rows * (problem.head_size + 2)), "counters": 4}

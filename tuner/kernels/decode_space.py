@@ -1,0 +1,254 @@
+"""The search space of decode over the int8 cache: parameters, and which choices are legal."""
+
+from __future__ import annotations
+
+from tuner.kernels import lane_decode as lanes
+from tuner.kernels import matrix_decode as matrix
+from tuner.kernels.base import Candidate, Constraint, Parameter, Values
+from tuner.kernels.decode_launches import split_of, workgroup_counts, workgroups_sharing
+from tuner.kernels.splits import POLICIES
+
+MAX_SPLITS = 1024
+BASELINE_MAX_HEAD_SIZE = 256
+
+
+def _split_t(values: Values) -> bool:
+    return values["strategy"] != "baseline"
+
+
+LAYOUTS = {
+    "token_major": "token-major words, one scale behind each vector",
+    "planar": "of each block and KV head first all codes, then the scales: 16-byte aligned rows",
+}
+"""Cache layouts, each a family of its own: the first system's, and what an engine would gain with
+the scales apart."""
+PARAMETERS = (
+    Parameter(
+        name="layout",
+        values=tuple(LAYOUTS),
+        help="how the cache is laid out; each family has one layout",
+    ),
+    Parameter(
+        name="strategy",
+        values=("baseline", *lanes.STRATEGIES, "matrix"),
+        help="baseline: one workgroup per query head, two passes over K. The others split the "
+        "context and read KV once per KV head; they compute in f32, in packed f16, with the "
+        "integer dot product for QK, or with cooperative matrices",
+    ),
+    Parameter(
+        name="subgroup_size",
+        values=(8, 16, 32, 64),
+        help="lanes of a subgroup that the kernel is built for",
+        used=_split_t,
+    ),
+    Parameter(
+        name="subgroups", values=(1, 2, 4, 8, 12, 16), help="subgroups per workgroup", used=_split_t
+    ),
+    Parameter(
+        name="staging",
+        values=("registers", "shared"),
+        help="where codes wait: straight to registers, or tiles of tokens in shared memory",
+        used=_split_t,
+    ),
+    Parameter(
+        name="matrix_shape",
+        values=matrix.SHAPES,
+        help="cooperative-matrix shape: tokens x query heads x terms",
+        used=matrix.by_matrix,
+    ),
+    Parameter(
+        name="key_operand",
+        values=("float16", "int8"),
+        help="keys widened to 16 bits, or as they are with the query in two int8 terms",
+        used=matrix.by_matrix,
+    ),
+    Parameter(
+        name="tiles_unrolled",
+        values=(1, 2, 4),
+        help="matrices of tokens each subgroup loads before it computes",
+        used=matrix.by_matrix,
+    ),
+    Parameter(
+        name="prefetch",
+        values=("none", "keys", "all"),
+        help="loads of the next tiles that are issued before the present ones are computed",
+        used=matrix.staged,
+    ),
+    Parameter(
+        name="exchange",
+        values=("shared", "convert"),
+        help="how weights pass from accumulator to operand: through shared memory, or by the "
+        "conversion of NV cooperative matrix 2",
+        used=matrix.by_matrix,
+    ),
+    Parameter(
+        name="rescale",
+        values=("lagging", "exact"),
+        help="whether sums are rescaled with each new maximum, or only once it has moved far",
+        used=matrix.by_matrix,
+    ),
+    Parameter(
+        name="lanes_per_token",
+        values=(1, 2, 4, 8, 16, 32, 64),
+        help="lanes that share the dimensions of one token",
+        used=lanes.by_lanes,
+    ),
+    Parameter(
+        name="tokens_unrolled",
+        values=(1, 2, 4, 8),
+        help="tokens each group of lanes loads before it computes",
+        used=lanes.by_lanes,
+    ),
+    Parameter(
+        name="tile_tokens",
+        values=(16, 32, 64, 128),
+        help="tokens of a tile staged by the whole workgroup",
+        used=lanes.staged,
+    ),
+    Parameter(
+        name="load_words",
+        values=(1, 4),
+        help="words of one global load into the staged tile (4: blocks as 16-byte vectors)",
+        used=lanes.staged,
+    ),
+    Parameter(
+        name="head_slices",
+        values=(1, 2, 4, 8),
+        help="parts into which the query group is dealt out over the subgroups of a workgroup",
+        used=lanes.staged,
+    ),
+    Parameter(
+        name="query_terms",
+        values=(1, 2),
+        help="int8 terms of a query value for the integer dot product",
+        used=lambda values: values["strategy"] == "int_dot",
+    ),
+    Parameter(
+        name="split",
+        values=POLICIES,
+        help="how the work is cut: none (a workgroup for each sequence and KV head), count:N times "
+        "as many, parts of tokens:N, device:N workgroups per compute unit, or fit:N at most so "
+        "many that shares are whole",
+        used=_split_t,
+    ),
+    Parameter(
+        name="combine_slices",
+        values=(1, 2, 4, 8),
+        help="parts into which the combine pass deals out the splits of a query head",
+        used=lambda values: lanes.by_lanes(values) and values["split"] != "none",
+    ),
+)
+
+
+def _check_switches(c: Candidate) -> str | None:
+    if c.problem.switched:
+        return (
+            f"this family has no {', '.join(c.problem.switched)}: use paged_decode_f32 or "
+            "paged_decode_f16"
+        )
+    return None
+
+
+def _check_head_size(c: Candidate) -> str | None:
+    if c.problem.head_size % 4:
+        return f"head size {c.problem.head_size} is no multiple of 4, the codes of one word"
+    if c["strategy"] == "baseline" and c.problem.head_size > BASELINE_MAX_HEAD_SIZE:
+        return (
+            f"the baseline's shared arrays hold a head size of {BASELINE_MAX_HEAD_SIZE}, "
+            f"the problem has {c.problem.head_size}"
+        )
+    return None
+
+
+def _check_subgroups(c: Candidate) -> str | None:
+    missing = {"basic", "shuffle"} - set(c.device.subgroup_operations)
+    if c["strategy"] != "baseline" and missing:
+        return f"the device has no subgroup operations of kind {', '.join(sorted(missing))}"
+    return None
+
+
+def _check_subgroup_size(c: Candidate) -> str | None:
+    size, device = c["subgroup_size"], c.device
+    if c["strategy"] == "baseline" or size == device.subgroup_size:
+        return None
+    if not device.subgroup_size_control:
+        return f"the device's subgroups have {device.subgroup_size} lanes and no size control"
+    if not device.min_subgroup_size <= size <= device.max_subgroup_size:
+        return (
+            f"subgroup size {size} is outside the device's {device.min_subgroup_size} to "
+            f"{device.max_subgroup_size}"
+        )
+    return None
+
+
+def _check_workgroup(c: Candidate) -> str | None:
+    if c["strategy"] == "baseline":
+        return None
+    threads, limit = c["subgroups"] * c["subgroup_size"], c.device.max_workgroup_invocations
+    limit = min(limit, c.device.max_workgroup_size[0])
+    if threads > limit:
+        return f"{threads} threads a workgroup, the device allows {limit}"
+    return None
+
+
+def _check_split(c: Candidate) -> str | None:
+    if c["strategy"] == "baseline":
+        return _check_groups(c)
+    policy = c["split"]
+    if policy.startswith("fit:") and lanes.by_lanes(c.values):
+        return f"{policy} is for kernels that deal out the work, {c['strategy']} cuts contexts"
+    if policy.startswith(("device:", "fit:")) and c.device.compute_units is None:
+        return f"{policy} needs the number of compute units, which this driver does not tell"
+    pairs = c.problem.sequences * c.problem.kv_heads
+    parts = -(-workgroups_sharing(c) // pairs) if matrix.by_matrix(c.values) else split_of(c).parts
+    if parts > MAX_SPLITS:
+        return f"{policy} makes {parts} splits, the limit is {MAX_SPLITS}"
+    return _check_groups(c)
+
+
+def _check_groups(c: Candidate) -> str | None:
+    for name, groups in workgroup_counts(c).items():
+        for axis, count, limit in zip("xyz", groups, c.device.max_workgroup_count, strict=True):
+            if count > limit:
+                return f"{count} workgroups in {axis} ({name}), the device allows {limit}"
+    return None
+
+
+def _check_combine(c: Candidate) -> str | None:
+    if not lanes.by_lanes(c.values) or c["split"] == "none":
+        return None
+    columns, slices, device = c.problem.head_size // 4, c["combine_slices"], c.device
+    limit = min(device.max_workgroup_invocations, device.max_workgroup_size[0])
+    if columns * slices > limit:
+        return f"{columns * slices} threads to combine, the device allows {limit}"
+    if slices > device.max_workgroup_size[1]:
+        return f"{slices} slices to combine, the device allows {device.max_workgroup_size[1]}"
+    needed = (16 * columns + 8) * slices if slices > 1 else 0
+    if needed > device.max_shared_memory_bytes:
+        return (
+            f"needs {needed} bytes of shared memory to combine, the device has "
+            f"{device.max_shared_memory_bytes}"
+        )
+    return None
+
+
+def _check_staged(c: Candidate) -> str | None:
+    if c["layout"] == "planar" and lanes.staged(c.values):
+        return "tiles with their scales apart are staged by the strategy matrix alone"
+    return None
+
+
+CONSTRAINTS = (
+    Constraint(needs=("layout", "strategy", "staging"), check=_check_staged),
+    Constraint(needs=(), check=_check_switches),
+    Constraint(needs=("strategy",), check=_check_head_size),
+    Constraint(needs=("strategy",), check=_check_subgroups),
+    Constraint(needs=("strategy", "subgroup_size"), check=_check_subgroup_size),
+    Constraint(needs=("strategy", "subgroup_size", "subgroups"), check=_check_workgroup),
+    *lanes.CONSTRAINTS,
+    *matrix.CONSTRAINTS,
+    Constraint(
+        needs=(*lanes.GRANULE_NEEDS, "matrix_shape", "tiles_unrolled", "split"), check=_check_split
+    ),
+    Constraint(needs=("strategy", "split", "combine_slices"), check=_check_combine),
+)
