@@ -135,16 +135,15 @@ def errors(meeting: Meeting) -> tuple[Errors, Errors, Errors]:
     query, keys = meeting.query**2, meeting.keys**2
     values, incoming = meeting.values**2, meeting.out_gradient**2
     delta = (meeting.out_gradient * meeting.out).sum(axis=-1)
-    logit = sum_variance(size, scale**2 * (query @ keys.T), z)
-    logit = U32**2 * (logit + LOGIT_ROUNDINGS * ROUNDING_VARIANCE * z**2)
+    logit = U32**2 * LOGIT_ROUNDINGS * ROUNDING_VARIANCE * z**2
+    logit += U32**2 * sum_variance(size, scale**2 * (query @ keys.T), z)
     product = U32**2 * sum_variance(size, incoming @ values.T, t + delta[:, None])
     of_delta = U32**2 * sum_variance(size, (incoming * meeting.out**2).sum(axis=-1), delta)
-    rounded = U32**2 * LOGIT_ROUNDINGS * ROUNDING_VARIANCE * t**2
     gradient = p * t * scale
-    own = (p * scale) ** 2 * (t**2 * logit + product + rounded)
+    rounded = logit + U32**2 * LOGIT_ROUNDINGS * ROUNDING_VARIANCE
+    own = (p * scale) ** 2 * (t**2 * rounded + product)
     shared = (p * scale) ** 2 * of_delta[:, None]
-    count = (p > 0).astype(np.float64)
-    exponential = meeting.share_error
+    count, exponential = (p > 0).astype(np.float64), meeting.share_error
     one_sign = np.abs(gradient) * exponential + TINY * count * (1 + scale * np.abs(t))
     lost = TINY * np.sqrt(size)
     norms = [np.linalg.norm(v, axis=-1) for v in (meeting.query, meeting.keys)]
