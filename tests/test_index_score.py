@@ -48,7 +48,7 @@ COVERED: Mapping[str, tuple[IndexerStepProblem, ...]] = {
     "packed_f16 lanes=4 row_tile=1 unroll=2 subgroups=2": (MANY_HEADS,),
 }
 MATRIX = {
-    "matrix row_tile=4 unroll=2 subgroups=4 query_terms=2": (RELEASED,),
+    "matrix row_tile=4 unroll=1 subgroups=4 query_terms=2": (RELEASED,),
     "matrix row_tile=2 unroll=1 subgroups=2 key_in=shared query_terms=2": (RELEASED, MANY_HEADS),
     "matrix row_tile=1 unroll=1 query_terms=1 tiles=4": (TWOS, WIDE),
     "matrix row_tile=2 unroll=4 subgroups=2 query_terms=2": (ONE_HEAD,),

@@ -76,7 +76,7 @@ PARAMETERS = (
     ),
     Parameter(
         name="held",
-        values=(0, 8, 16, 32),
+        values=(0, 8, 16),
         help="keys a lane reads once and holds in registers; those beyond are read by each pass",
         used=in_workgroup,
     ),
@@ -290,7 +290,7 @@ STARTS = tuple(
         held=held,
     )
     for size, subgroups in ((32, 32), (64, 16), (16, 32), (8, 32), (8, 16))
-    for bits, held in ((8, 16), (11, 32), (8, 0))
+    for bits, held in ((8, 16), (11, 16), (8, 0))
 ) + tuple(
     indexer.start(
         PARAMETERS,

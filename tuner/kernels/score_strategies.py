@@ -13,6 +13,8 @@ MAX_LANE_WORDS = 224
 """32-bit words of queries, keys and sums one lane may hold: GPUs give it 128 to 256."""
 MAX_UNROLLED = 1024
 """Multiplications in one unrolled step: beyond it compile times grow to many seconds."""
+MAX_MATRIX_SUMS = 48
+"""Sums of matrices in one lane: of more, compile times grow to minutes on a software driver."""
 MAX_GROUP_BLOCKS = 4096
 """Blocks a workgroup may take: of more, 65,536 blocks make too few workgroups to fill a device, and
 validation, at 4,500 blocks, would never see a second workgroup."""
@@ -237,8 +239,8 @@ def _check_shape(c: Candidate) -> str | None:
         return f"a cache of {c.problem.max_blocks} blocks has no whole matrix of {m} keys"
     columns = -(-_vectors(c) // n)
     sums = columns * c["query_terms"] * c["unroll"] * m * n // c["subgroup_size"]
-    if sums > MAX_LANE_WORDS // 2:
-        return f"a lane would hold {sums} sums, the limit is {MAX_LANE_WORDS // 2}"
+    if sums > MAX_MATRIX_SUMS:
+        return f"a lane would hold {sums} sums of matrices, the limit is {MAX_MATRIX_SUMS}"
     queries = 2 * c["query_terms"] * columns * n * (c.problem.index_dim + QUERY_PADDING)
     dots = 4 * c["subgroups"] * m * (columns * n + 1)
     keys = 2 * c["subgroups"] * c["unroll"] * m * (c.problem.index_dim + PIECE)
