@@ -29,7 +29,7 @@ from tests.spirv_tools import spirv_val
 from tuner import templates
 from tuner.device_info import DeviceInfo
 from tuner.evaluate import RenderedPass, ResidentCases, render_passes
-from tuner.kernels.base import Candidate, Family, Values
+from tuner.kernels.base import Candidate, Family, ValidationCase, Values
 from tuner.kernels.space import legal, pairwise, reasons
 from tuner.oracle.float_decode import float_decode_reference
 from tuner.problems import PagedDecodeProblem
@@ -156,7 +156,7 @@ def test_every_switch_is_right(
     ("text", "changes"),
     [
         ("split=count:4 subgroups=2", {}),
-        ("prefetch=1 exchange=convert", EVERYTHING),
+        ("prefetch=1 exchange=convert rescale=exact", EVERYTHING),
         ("feed=matrices split=count:8 combine_slices=2", EVERYTHING),
     ],
 )
@@ -331,25 +331,27 @@ def test_the_kernels_that_are_timed_are_the_kernels_that_are_validated(
     family: Family, device: DeviceInfo, of: PagedDecodeProblem
 ) -> None:
     timed = replace_context(of, 16384)
-    small = sorted((case.problem for case in family.validation_cases(timed)), key=_context)
+    cases = sorted(family.validation_cases(timed), key=_context)
     passes = set()
     for values in pairs(family.name[-3:], device, of)[::3]:
         if reasons(family, values, timed, device):
             continue
         wanted = [each.rendered.text for each in rendered(family, values, timed, device)]
         passes.add(len(wanted))
-        validated = family.validation_values(Candidate(values, timed, device))
-        for case in (small[0], small[-1]):
-            assert not reasons(family, validated, case, device)
-            got = rendered(family, validated, case, device)
+        candidate = Candidate(values, timed, device)
+        for case in (cases[0], cases[-1]):
+            validated = family.validation_values(candidate, case)
+            assert not reasons(family, validated, case.problem, device)
+            got = rendered(family, validated, case.problem, device)
             assert [each.rendered.text for each in got] == wanted
         parts = int(got[0].declared.push["num_splits"])
         assert (parts > 1) == (len(got) > 1)
     assert passes == {1, 2}
 
 
-def _context(of: PagedDecodeProblem) -> int:
-    return of.context
+def _context(case: ValidationCase) -> int:
+    assert isinstance(case.problem, PagedDecodeProblem)
+    return case.problem.context
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))

@@ -25,6 +25,55 @@ LAG = 8
 """How far, in powers of two, the reference of the softmax may lag behind the maximum."""
 
 
+GEOMETRIES = {
+    "f32": (
+        (32, 8, 1, 2),
+        (32, 16, 1, 4),
+        (32, 4, 1, 1),
+        (64, 16, 1, 4),
+        (64, 8, 1, 2),
+        (16, 8, 1, 2),
+        (16, 4, 1, 1),
+        (8, 8, 1, 1),
+        (8, 4, 1, 1),
+    ),
+    "f16": (
+        (32, 16, 1, 2),
+        (32, 8, 1, 1),
+        (32, 4, 2, 1),
+        (64, 16, 1, 2),
+        (64, 32, 1, 4),
+        (16, 8, 1, 1),
+        (16, 4, 2, 1),
+        (8, 8, 1, 1),
+    ),
+}
+"""Subgroup size, lanes over tokens, tokens of each, lanes over the values of a row: so that a block
+of 16 tokens is read in order, and for large heads with fewer words in each lane."""
+
+
+def starts(cache: CacheFormat) -> tuple[Values, ...]:
+    """Variants to try first, coarsest arithmetic first; what they do not say is neutral."""
+    strategies = STRATEGIES if cache.name == "f16" else STRATEGIES[:1]
+    return tuple(
+        {
+            "strategy": strategy,
+            "subgroup_size": size,
+            "subgroups": max(4, slices),
+            "head_slices": slices,
+            "token_lanes": token_lanes,
+            "tokens_unrolled": unrolled,
+            "value_lanes": value_lanes,
+            "prefetch": 1,
+            "split": "device:4",
+            "combine_slices": 4,
+        }
+        for strategy in reversed(strategies)
+        for size, token_lanes, unrolled, value_lanes in GEOMETRIES[cache.name]
+        for slices in (1, 2, 4, 8)
+    )
+
+
 def by_lanes(values: Values) -> bool:
     """Whether the strategy is one of this module's."""
     return values["strategy"] in STRATEGIES

@@ -27,7 +27,7 @@ PACKET = 8
 MAX_HEAD_TILES = 4
 MAX_LANE_WORDS = 224
 """32-bit words of sums, scores, keys and values one lane may hold: GPUs give it 128 to 256."""
-MAX_PRODUCTS_ON_CPU = 48
+MAX_PRODUCTS_ON_CPU = 32
 """Products of matrices in a step: a software driver takes a second or more to compile each."""
 WEIGHT_PADDING = 8
 """Added to each head's row of weights in shared memory: its rows start in different banks."""
@@ -75,7 +75,42 @@ PARAMETERS = (
         "conversion of NV cooperative matrix 2",
         used=by_matrix,
     ),
+    Parameter(
+        name="rescale",
+        values=("lagging", "exact"),
+        help="whether sums are rescaled only once the maximum has moved far, behind a branch, or "
+        "every time",
+        used=by_matrix,
+    ),
 )
+
+
+STARTS: tuple[Values, ...] = tuple(
+    {
+        "strategy": "matrix",
+        "subgroup_size": size,
+        "subgroups": subgroups,
+        "matrix_shape": shape,
+        "feed": feed,
+        "value_width": width,
+        "exchange": exchange,
+        "rescale": rescale,
+        "prefetch": prefetch,
+        "split": split,
+        "combine_slices": 4,
+    }
+    for size, shape in ((32, "16x8x16"), (32, "16x16x16"), (64, "16x16x16"), (8, "8x8x8"))
+    for feed, prefetch, width in (
+        ("registers", 1, 8),
+        ("registers", 0, 8),
+        ("registers", 1, 4),
+        ("matrices", 0, 8),
+        ("registers", 0, 2),
+    )
+    for exchange, rescale in (("convert", "exact"), ("shared", "lagging"))
+    for subgroups, split in ((4, "device:2"), (8, "device:1"))
+)
+"""Variants to try first; what they do not say is neutral."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +253,7 @@ def constants(c: Candidate) -> dict[str, object]:
         "column_masks": _sharing_masks(accumulator.lane_column),
         "padding": WEIGHT_PADDING,
         "merged_heads": _merged_heads(c),
-        "lag": LAG,
+        "lag": LAG if c["rescale"] == "lagging" else 0,
     }
 
 

@@ -41,6 +41,8 @@ from tuner.problems import PagedDecodeProblem
 MAX_SPLITS = 1024
 BASELINE_THREADS = 128
 MAX_HEAD_SIZE = 512
+SPLITS = tuple(policy for policy in POLICIES if not policy.startswith("fit:"))
+"""The policies that say into how many parts a context is cut."""
 
 
 def _split_t(values: Values) -> bool:
@@ -102,7 +104,7 @@ def _parameters(strategies: tuple[Value, ...]) -> tuple[Parameter, ...]:
         ),
         Parameter(
             name="split",
-            values=POLICIES,
+            values=SPLITS,
             help="how the context is cut: none, count:N parts, parts of tokens:N, or device:N "
             "workgroups per compute unit",
             used=_split_t,
@@ -378,81 +380,9 @@ def _bytes_moved(problem: PagedDecodeProblem, cache: CacheFormat) -> int:
     return kv + vectors + 4 * blocks + 4 * problem.sequences
 
 
-def _starts(cache: CacheFormat, parameters: tuple[Parameter, ...]) -> tuple[Values, ...]:
-    neutral = {parameter.name: parameter.values[0] for parameter in parameters}
-    # Subgroup size, lanes over tokens and tokens of each, lanes over the values of a row: so that a
-    # block of 16 tokens is read in order, and for large heads with fewer words in each lane.
-    geometries: tuple[tuple[int, int, int, int], ...] = {
-        "f32": (
-            (32, 8, 1, 2),
-            (32, 16, 1, 4),
-            (32, 4, 1, 1),
-            (64, 16, 1, 4),
-            (64, 8, 1, 2),
-            (16, 8, 1, 2),
-            (16, 4, 1, 1),
-            (8, 8, 1, 1),
-            (8, 4, 1, 1),
-        ),
-        "f16": (
-            (32, 16, 1, 2),
-            (32, 8, 1, 1),
-            (32, 4, 2, 1),
-            (64, 16, 1, 2),
-            (64, 32, 1, 4),
-            (16, 8, 1, 1),
-            (16, 4, 2, 1),
-            (8, 8, 1, 1),
-        ),
-    }[cache.name]
-    by_lanes = tuple(
-        neutral
-        | {
-            "strategy": strategy,
-            "subgroup_size": size,
-            "subgroups": max(4, slices),
-            "head_slices": slices,
-            "token_lanes": token_lanes,
-            "tokens_unrolled": unrolled,
-            "value_lanes": value_lanes,
-            "prefetch": 1,
-            "split": "device:4",
-            "combine_slices": 4,
-        }
-        for strategy in reversed(parameters[0].values)
-        if strategy in lanes.STRATEGIES
-        for size, token_lanes, unrolled, value_lanes in geometries
-        for slices in (1, 2, 4, 8)
-    )
-    by_matrix = tuple(
-        neutral
-        | {
-            "strategy": "matrix",
-            "subgroup_size": size,
-            "subgroups": subgroups,
-            "matrix_shape": shape,
-            "feed": feed,
-            "value_width": width,
-            "exchange": exchange,
-            "prefetch": prefetch,
-            "split": split,
-            "combine_slices": 4,
-        }
-        for size, shape in ((32, "16x8x16"), (32, "16x16x16"), (64, "16x16x16"), (8, "8x8x8"))
-        for feed, prefetch, width in (
-            ("registers", 1, 8),
-            ("registers", 0, 8),
-            ("registers", 1, 4),
-            ("matrices", 0, 8),
-            ("registers", 0, 2),
-        )
-        for exchange in ("convert", "shared")
-        for subgroups, split in ((4, "device:2"), (8, "device:1"))
-    )
-    return (*(by_matrix if "matrix" in parameters[0].values else ()), *by_lanes)
-
-
-def _family(cache: CacheFormat, strategies: tuple[Value, ...]) -> Family:
+def _family(
+    cache: CacheFormat, strategies: tuple[Value, ...], starts: tuple[Values, ...]
+) -> Family:
     parameters = _parameters(strategies)
     neutral = {parameter.name: parameter.values[0] for parameter in parameters}
     return Family(
@@ -466,7 +396,7 @@ def _family(cache: CacheFormat, strategies: tuple[Value, ...]) -> Family:
         bindings=_bindings(cache),
         push_fields=PUSH_FIELDS,
         baseline=neutral,
-        starts=_starts(cache, parameters),
+        starts=tuple({**neutral, **start} for start in starts),
         arithmetic=_arithmetic,
         passes=partial(_passes, cache=cache),
         scratch_bytes=_scratch_bytes,
@@ -481,5 +411,9 @@ def _family(cache: CacheFormat, strategies: tuple[Value, ...]) -> Family:
     )
 
 
-PAGED_DECODE_F32 = _family(F32, ("baseline", "scalar_f32"))
-PAGED_DECODE_F16 = _family(F16, ("baseline", "scalar_f32", "packed_f16", "matrix"))
+PAGED_DECODE_F32 = _family(F32, ("baseline", "scalar_f32"), lanes.starts(F32))
+PAGED_DECODE_F16 = _family(
+    F16,
+    ("baseline", "scalar_f32", "packed_f16", "matrix"),
+    (*matrix.STARTS, *lanes.starts(F16)),
+)
