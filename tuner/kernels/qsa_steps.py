@@ -189,7 +189,7 @@ def _in_parts(parts: int) -> Made:
 SELECTS: Mapping[str, Made] = {
     BASELINE: _baseline,
     "workgroup": _in_workgroup(8, 16),
-    "workgroup11": _in_workgroup(11, 32),
+    "workgroup11": _in_workgroup(11, 16),
     "parts16": _in_parts(16),
     "parts64": _in_parts(64),
 }
