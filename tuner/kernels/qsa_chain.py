@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from tuner.kernels import q8_lanes
+from tuner.kernels import indexer, q8_lanes
+from tuner.kernels.attn_partials_q8 import VISIBLE
 from tuner.kernels.base import (
     ArithmeticClass,
     Binding,
@@ -188,6 +189,21 @@ def _push_fields() -> tuple[PushField, ...]:
 
 
 BINDINGS = _bindings()
+_MORE_VIEWS = {
+    ATTEND.family.name: (VISIBLE,),
+    LIGHT_STEPS["blocks"].family.name: (indexer.BINDINGS["projection"],),
+}
+"""What a step reads in the chain only."""
+_NUMBERS = {binding.buffer: binding.number for binding in BINDINGS}
+_STEP_BINDINGS = {
+    step.family.name: tuple(
+        replace(view, number=_NUMBERS[view.buffer])
+        for view in (*step.family.bindings, *_MORE_VIEWS.get(step.family.name, ()))
+    )
+    for step in (*LIGHT_STEPS.values(), SCORE, SELECT, ATTEND, COMBINE)
+}
+"""What each step declares: its own views only, in the roles that they have in its family, so that a
+compiler knows what the step only reads."""
 PUSH_FIELDS = _push_fields()
 
 
@@ -245,7 +261,10 @@ def _stretches(c: Candidate) -> Iterator[tuple[Pass, ...]]:
 def _taken(c: Candidate, step: Step, made: Made) -> tuple[Pass, ...]:
     """A step's passes, with all that its family's template reads."""
     sub = step.candidate(made(c["subgroup_size"], c.problem), c.problem, c.device)
-    more: dict[str, object] = {"step_template": step.family.template}
+    more: dict[str, object] = {
+        "step_template": step.family.template,
+        "step_bindings": _STEP_BINDINGS[step.family.name],
+    }
     if step is ATTEND:
         more |= {
             "selected": _selected(c.problem),
