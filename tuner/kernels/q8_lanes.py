@@ -27,6 +27,8 @@ UPSTREAM_LANES = 32
 UPSTREAM_PARTS = 256
 UPSTREAM_CHUNKS = 3
 MAX_PARTS = 1024
+MAX_PACKED_WORDS = 64
+"""Words times heads in one unrolled step of packed arithmetic, which takes compilers longest."""
 MAX_LOGITS = 64
 """Logits of one unrolled step that a lane may hold: query heads times tokens."""
 
@@ -345,9 +347,10 @@ def _check_registers(c: Candidate) -> str | None:
             f"{MAX_LANE_WORDS}: use more lanes_per_token or head_slices"
         )
     unrolled = heads * dims // 4 * tokens
-    if unrolled > MAX_UNROLLED_WORDS or heads * tokens > MAX_LOGITS:
+    limit = MAX_PACKED_WORDS if c["strategy"] == "packed_f16" else MAX_UNROLLED_WORDS
+    if unrolled > limit or heads * tokens > MAX_LOGITS:
         return (
-            f"one step would unroll {unrolled} words times heads (limit {MAX_UNROLLED_WORDS}) and "
+            f"one step would unroll {unrolled} words times heads (limit {limit}) and "
             f"{heads * tokens} logits (limit {MAX_LOGITS}): use fewer tokens_unrolled"
         )
     return None
