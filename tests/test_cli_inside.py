@@ -22,6 +22,7 @@ from tuner.search import ProblemResult, RunResult, Status
 
 PROBLEM = decode(8, 16_384)
 FAMILY = "paged_decode_q8"
+SINKS = "paged_decode:sequences=1,context=64,query_heads=4,kv_heads=2,head_size=64,sinks"
 
 
 def status(**changes: Any) -> Status:
@@ -137,7 +138,7 @@ def test_variants_are_described_without_parameters_that_mean_nothing() -> None:
         (["tune", "--model", "phi-4", "--context", "4096,x"], "--context '4096,x': 'x'"),
         (["tune", "--model", "phi-4", "--lengths", "log"], "lengths 'log'"),
         (["tune", "--shape", "8x16:h32"], "part 'h32'"),
-        (["tune", "--workload", "h200"], "did you mean h200-decode"),
+        (["tune", "--workload", "h200-decod"], "did you mean h200-decode"),
         (["tune", "--workload", "absent.toml"], "absent.toml: No such file"),
         (["show", FAMILY, "--set", "stratgy=baseline"], "did you mean strategy"),
         (["show", FAMILY, "--set", "strategy=basline"], "did you mean baseline"),
@@ -147,6 +148,8 @@ def test_variants_are_described_without_parameters_that_mean_nothing() -> None:
         (["verify"], "give one FAMILY or --all-families"),
         (["verify", FAMILY, "--all-families"], "give one FAMILY or --all-families"),
         (["verify", FAMILY, "--variants", "some"], "--variants 'some'"),
+        (["verify", FAMILY, "--shape", f"{SINKS}=2"], "sinks is 2, must be 0 (off) or 1 (on)"),
+        (["verify", FAMILY, "--shape", f"{SINKS}=1"], "this family has no sinks: use paged_decode"),
         (["bench"], "FAMILY"),
         (["export", "--format", "json"], "unknown format 'json'"),
     ],
