@@ -57,7 +57,7 @@ class MortalRunner(VulkanRunner):
     def execute(self, job: Job, workload: str) -> Execution:
         """See `Runner.execute`."""
         if name_of(job) in self._fatal:
-            os.kill(os.getpid(), signal.SIGSEGV)
+            signal.raise_signal(signal.SIGSEGV)
         return super().execute(job, workload)
 
 
@@ -88,7 +88,7 @@ class Faults:
     def expected(self) -> list[tuple[Values, State, str]]:
         """How each of them is to be recorded: state, and a word of the error."""
         return [
-            (self.wrong, "correctness", "error"),
+            (self.wrong, "correctness", "is off by"),
             (self.over_limit, "compile", "too large"),
             (self.fatal, "runtime", "SIGSEGV"),
         ]
