@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import optuna
 import pytest
 from optuna.storages import JournalStorage
@@ -461,6 +462,42 @@ def test_records_answer_when_the_study_is_gone(tmp_path: Path) -> None:
     assert sum(record.note == FINAL for record in store.kept) == finals
     known = [t for t in only_study(tmp_path / "two").trials if t.user_attrs.get("known")]
     assert len(known) == 15
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda values: {name: value for name, value in values.items() if name != "tile"},
+        lambda values: {**values, "vector": 4},
+        lambda values: {**values, "mode": "gone"},
+        lambda values: {**values, "width": 64},
+    ],
+    ids=["parameter came", "parameter went", "value went", "sources changed"],
+)
+def test_what_is_no_kernel_of_today_is_neither_best_nor_measured_again(
+    changed: Callable[[Values], dict[str, Any]], tmp_path: Path
+) -> None:
+    """Records as another version of the family left them, faster than anything of today."""
+    store = Records()
+    run(tmp_path / "one", store=store, trials=5)
+    old = [
+        msgspec.structs.replace(
+            record,
+            variant=f"old {record.variant}",
+            values=changed(record.values),
+            median_ns=record.median_ns and record.median_ns / 10,
+            note=FINAL,
+        )
+        for record in store.kept
+    ]
+    again = Records(tuple(old))
+    other = toy_problem(5, 4096)
+    result = run(tmp_path / "two", store=again, problems=(PROBLEM, other), trials=10)
+    new = again.kept[len(old) :]
+    assert {str(record.values) for record in new} <= {str(values) for values in SPACE}
+    for problem in result.problems:
+        assert problem.best in new
+        assert problem.baseline in new
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,13 @@ from typing import Any, Protocol, cast
 import msgspec
 
 from tuner import templates
-from tuner.errors import DeviceLostError, MeasurementError, TemplateError, UsageError
+from tuner.errors import (
+    DeviceLostError,
+    IllegalVariantError,
+    MeasurementError,
+    TemplateError,
+    UsageError,
+)
 from tuner.evaluate.building import (
     Built,
     CompileMemo,
@@ -101,6 +107,7 @@ class Evaluator:
         self._lock = threading.Lock()
         self._operands: Operands | None = None
         self._timed: TimedWorkload | None = None
+        self._current: dict[str, bool] = {}
 
     # ---- any thread
 
@@ -121,6 +128,19 @@ class Evaluator:
             passes, broken = (), failure_of(error)
         key = variant_key(self.family, candidate, passes, self.compiler.identity)
         return Draft(candidate=candidate, passes=passes, key=key, render=render, broken=broken)
+
+    def is_current(self, record: Record) -> bool:
+        """Whether a record of this problem tells of a kernel that could be made today.
+
+        Not so if sources, compiler or space have changed since, or it is of another card.
+        """
+        if record.variant not in self._current:
+            try:
+                same = self.draft(record.values).key == record.variant
+            except IllegalVariantError:
+                same = False
+            self._current[record.variant] = same
+        return self._current[record.variant]
 
     def prepare(self, draft: Draft) -> PreparedTrial:
         """Compile a variant and make its pipelines, for timing and for validation.

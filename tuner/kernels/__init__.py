@@ -65,11 +65,9 @@ def family(name: str) -> Family:
 
 
 def meaningful(name: str, values: Values) -> Values:
-    """The parameters of a recorded variant that mean something beside the others.
+    """The parameters of a recorded variant that tell it from others: `Family.meaningful`.
 
-    All of them where the record is of another version: its family or a parameter is gone.
+    All of them where the record is of another version, and its family is gone.
     """
-    try:
-        return family(name).meaningful(values)
-    except (UnknownNameError, KeyError):
-        return values
+    found = _FAMILIES.get(name)
+    return values if found is None else found.meaningful(values)

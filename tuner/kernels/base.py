@@ -247,12 +247,28 @@ class Family:
                 return parameter
         raise UnknownNameError(f"parameter of {self.name}", name, [p.name for p in self.parameters])
 
+    def declares(self, values: Values) -> bool:
+        """Whether these are all parameters of the family, each with one of its values.
+
+        Not so for records from before a parameter came, went or got other values.
+        """
+        domains = {parameter.name: parameter.values for parameter in self.parameters}
+        return values.keys() == domains.keys() and all(
+            values[name] in domain for name, domain in domains.items()
+        )
+
     def meaningful(self, values: Values) -> Values:
-        """The parameters of a canonical variant that mean something beside the others."""
+        """The parameters of a canonical variant that tell it from others.
+
+        Left out are those that mean nothing beside the others, and those with a single value.
+        Values that the family does not declare are all given back: nothing is known of them.
+        """
+        if not self.declares(values):
+            return values
         return {
             parameter.name: values[parameter.name]
             for parameter in self.parameters
-            if parameter.used is None or parameter.used(values)
+            if len(parameter.values) > 1 and (parameter.used is None or parameter.used(values))
         }
 
     @property

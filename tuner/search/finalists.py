@@ -39,7 +39,8 @@ def hold_finals(
     """
     outcome = outcome_of(evaluator, store)
     for turn in range(MAX_FINALS):
-        chosen = finalists(outcome, settings.finalists) if outcome else ()
+        close = finalists(outcome, settings.finalists) if outcome else ()
+        chosen = [record for record in close if evaluator.is_current(record)]
         fresh = [record for record in chosen[: 1 if turn else None] if record.note != FINAL]
         if not fresh:
             break
@@ -64,7 +65,11 @@ def hold_finals(
 
 
 def outcome_of(evaluator: Evaluator, store: RecordStore) -> Outcome | None:
-    """What all records of the evaluator's problem on its device come to; None without any."""
+    """What all records of the evaluator's problem on its device come to; None without any.
+
+    Its leaders and baseline are kernels of today: what sources, compiler or space have changed
+    since cannot be exported, and may not be compared with.
+    """
     info, family = evaluator.runner.info, evaluator.family
     mine = [
         record
@@ -74,8 +79,14 @@ def outcome_of(evaluator: Evaluator, store: RecordStore) -> Outcome | None:
         and record.device_uuid == info.uuid
         and record.driver == info.driver
     ]
-    found = outcomes(mine, baseline_of=lambda _name: canonical(family, family.baseline))
-    return found[0] if found else None
+    while mine:
+        (found,) = outcomes(mine, baseline_of=lambda _name: canonical(family, family.baseline))
+        shown = (*found.leaders, *([found.baseline] if found.baseline else []))
+        stale = {record.variant for record in shown if not evaluator.is_current(record)}
+        if not stale:
+            return found
+        mine = [record for record in mine if record.variant not in stale]
+    return None
 
 
 def finalists(outcome: Outcome, limit: int) -> tuple[Record, ...]:

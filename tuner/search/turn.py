@@ -102,7 +102,8 @@ class Turn:
         outcome = outcome_of(self.evaluator, self.store)
         if outcome is not None:
             self.tally.best, self.tally.baseline = outcome.best, outcome.baseline
-            self.tally.front = front(outcome.records)
+            metered = (record for record in outcome.records if record.energy is not None)
+            self.tally.front = front(filter(self.evaluator.is_current, metered))
         return self.tally.result(ending, error)
 
     def _start_points(self, neighbours: Iterable[Values]) -> None:
