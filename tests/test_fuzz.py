@@ -257,7 +257,7 @@ def test_study_journals(tmp_path: Path, good_journal: bytes, data: st.DataObject
     with counted(file.name), contextlib.closing(open_storage(file)) as storage:
         log = StudyLog(storage, "toy", ENCODING)
         proposer = Proposer(SPACE, "grid", 0)
-        proposer.resume((trial.values, trial.median_ns) for trial in log.finished)
+        proposer.resume((trial.values, trial.costs) for trial in log.finished)
         proposer.try_first(list(log.retry))
         while (proposal := proposer.next()) is not None:
             assert proposal.values in SPACE
