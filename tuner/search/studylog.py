@@ -127,11 +127,12 @@ class StudyLog:
     def _read(
         self, name: str, retry_failed: bool, find: Callable[[str], Record | None] | None
     ) -> None:
+        goals = 2 if self.objective == "both" else 1
         with self._writing():
             study = optuna.create_study(
                 storage=self._storage,
                 study_name=name,
-                directions=["minimize"] * (2 if self.objective == "both" else 1),
+                directions=["minimize"] * goals,
                 load_if_exists=True,
             )
         self._study_id = self._storage.get_study_id_from_name(name)
@@ -149,7 +150,7 @@ class StudyLog:
         }
         if again:
             self.covered = None
-        self.finished = tuple(_finished(ended[key]) for key in ended if key not in again)
+        self.finished = tuple(_finished(ended[key], goals) for key in ended if key not in again)
         with self._writing():
             unfinished, self.crashed = self._take_over(trials)
         self.retry = (*unfinished, *again.values())
@@ -319,8 +320,10 @@ def boot_id() -> str:
     return ""
 
 
-def _finished(trial: FrozenTrial) -> Finished:
+def _finished(trial: FrozenTrial, goals: int) -> Finished:
     found = None if trial.values is None else tuple(trial.values)
+    if found is not None and len(found) != goals:
+        raise ValueError(f"a trial with {len(found)} costs in a study of {goals}")
     return Finished(
         values=_values(trial),
         variant=msgspec.convert(trial.user_attrs.get("variant", ""), str),
