@@ -10,7 +10,13 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from tests.made_records import decode, gpu, made_full_calibration, made_record
+from tests.made_records import (
+    decode,
+    gpu,
+    made_calibration,
+    made_full_calibration,
+    made_record,
+)
 from tests.toy_family import TOY
 from tuner import kernels
 from tuner.cli import app, bench, output, progress, tune, variants
@@ -18,6 +24,7 @@ from tuner.cli.calibrate import sensors
 from tuner.cli.session import misfit
 from tuner.errors import ResultsError
 from tuner.records import Energy, Observation, Record
+from tuner.results import Store
 from tuner.search import ProblemResult, RunResult, Status
 
 PROBLEM = decode(8, 16_384)
@@ -124,7 +131,11 @@ def test_variants_are_described_without_parameters_that_mean_nothing() -> None:
     from tuner.kernels.space import canonical
 
     family = kernels.family(FAMILY)
-    assert variants.describe(family, canonical(family, family.baseline)) == "strategy=baseline"
+    baseline = canonical(family, family.baseline)
+    assert variants.describe(family, baseline) == "strategy=baseline"
+    # As it was before the cache's layout became a parameter, and with one that is gone.
+    before = {name: value for name, value in baseline.items() if name != "layout"}
+    assert variants.describe(family, before | {"vector": 4}) == "strategy=baseline vector=4"
 
 
 @pytest.mark.parametrize(
@@ -201,6 +212,22 @@ def test_bench_shows_floor_and_energy_beside_the_time(capsys: pytest.CaptureFixt
     assert line.split()[-1] == "5.25"
     # The batched floor of two passes, and how many launches a sample had.
     assert re.search(r" 3\.8 +\d+ x 25 +precise ", line)
+
+
+def test_a_device_that_cannot_be_exported_does_not_hinder_the_others(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        with Store(tmp_path / name) as store:
+            store.append_calibration(made_calibration())
+            if name == "b":
+                store.append(made_record(PROBLEM))
+    for name in ("a", "c"):
+        (tmp_path / name / "records.jsonl").touch()
+    result = CliRunner().invoke(app, ["export", "--format", "csv", "--out", str(tmp_path)])
+    assert (result.exit_code, result.stdout) == (1, f"{tmp_path / 'b' / 'results.csv'}\n")
+    assert [line.split(":")[1].strip() for line in result.stderr.splitlines()] == [
+        str(tmp_path / "a"),
+        str(tmp_path / "c"),
+    ]
 
 
 def test_what_sensors_say_fits_into_a_line() -> None:

@@ -25,12 +25,14 @@ from tests.made_records import (
     made_run,
     software,
 )
+from tests.toy_device import toy_device
 from tests.toy_export import BASE, FAST, PROBLEM, build, export, toy_record
 from tests.toy_family import TOY, toy_problem
 from tuner.errors import CompileError, InputFileError, ResultsError, UnknownNameError
 from tuner.export import FORMATS, Exported, export_table, markdown, t4
 from tuner.export.best_config import BestConfig, json_schema
 from tuner.kernels.base import Candidate, DispatchRule, Family, Values
+from tuner.kernels.space import require_legal
 from tuner.problems import Problem
 from tuner.records import Record
 from tuner.results import Store
@@ -175,6 +177,22 @@ def test_nothing_to_export_is_an_error_and_writes_nothing(
     with pytest.raises(ResultsError, match="nothing to export: "):
         export(tmp_path, made)
     assert not (tmp_path / "best-config.json").exists()
+
+
+def test_variants_of_another_version_are_told_by_their_reasons_alone(tmp_path: Path) -> None:
+    def strict(family: Family, problem: Problem, values: Values) -> Job:
+        require_legal(family, values, problem, toy_device())
+        return build(family, problem, values)
+
+    old = {name: value for name, value in FAST.items() if name != "split"}
+    made = [toy_record(old), toy_record(old, problem=toy_problem(4, 64))]
+    with pytest.raises(ResultsError) as told:
+        export(tmp_path, made, build=strict)
+    assert str(told.value) == (
+        f"{tmp_path}: nothing to export: toy on {PROBLEM.label}: none of 1 correct variants is "
+        "usable: no variant of today: split has no value; and so for 1 more problems; `tuner tune` "
+        "measures what is missing"
+    )
 
 
 def test_a_failed_export_leaves_the_old_one(

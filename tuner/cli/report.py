@@ -42,22 +42,31 @@ def export(
 ) -> None:
     """Write stored results in another form.
 
-    The files go beside the results; their paths are printed. Needs no device.
+    The files go beside the results; their paths are printed. Needs no device. Of several devices,
+    one whose results cannot be written so does not hinder the others.
     """
     from tuner.compile import Compiler
-    from tuner.errors import UnknownNameError
+    from tuner.errors import ResultsError, UnknownNameError
 
     if format_name not in FORMATS:
         raise UnknownNameError("format", format_name, FORMATS)
     compiler = Compiler(spirv_cache(cache)) if format_name == BEST_CONFIG else None
     written: list[Path] = []
+    failed: list[ResultsError] = []
     for store in _stores(folder, out):
-        written += _written(store, format_name, compiler)
+        try:
+            written += _written(store, format_name, compiler)
+        except ResultsError as error:
+            failed.append(error)
     if json:
         print_json({"format": format_name, "files": written})
     else:
         for path in written:
             say(str(path))
+    for error in failed[:-1]:
+        note(f"tuner: {error}")
+    if failed:
+        raise failed[-1]
 
 
 def _written(store: Store, format_name: str, compiler: Compiler | None) -> tuple[Path, ...]:

@@ -14,7 +14,7 @@ import msgspec
 import tuner
 from tuner import kernels
 from tuner.device_info import DeviceInfo
-from tuner.errors import ResultsError, TunerError, UnknownNameError
+from tuner.errors import IllegalVariantError, ResultsError, TunerError, UnknownNameError
 from tuner.export.best_config import (
     FILE_NAME,
     FORMAT_VERSION,
@@ -91,8 +91,11 @@ def export_best_config(
             before = families.get(outcome.family, FamilyConfig(abi=abi, entries=()))
             families[outcome.family] = FamilyConfig(abi=abi, entries=(*before.entries, entry))
     if not families:
-        why = "; ".join(exporter.left_out) or f"no records of {info.name} with {info.driver}"
-        raise ResultsError(store.folder, f"nothing to export: {why}")
+        why, *others = exporter.left_out or [f"no records of {info.name} with {info.driver}"]
+        also = f"; and so for {len(others)} more problems" if others else ""
+        raise ResultsError(
+            store.folder, f"nothing to export: {why}{also}; `tuner tune` measures what is missing"
+        )
     config = BestConfig(
         schema_version=FORMAT_VERSION,
         generator=f"kvtune {tuner.__version__}",
@@ -166,6 +169,9 @@ class _Exporter:
                     reasons.append("sources or compiler have changed since")
                     continue
                 job = self.build(family, record.problem, record.values)
+            except IllegalVariantError as error:
+                reasons.append(f"no variant of today: {'; '.join(error.reasons)}")
+                continue
             except TunerError as error:
                 reasons.append(str(error))
                 continue

@@ -247,28 +247,17 @@ class Family:
                 return parameter
         raise UnknownNameError(f"parameter of {self.name}", name, [p.name for p in self.parameters])
 
-    def declares(self, values: Values) -> bool:
-        """Whether these are all parameters of the family, each with one of its values.
-
-        Not so for records from before a parameter came, went or got other values.
-        """
-        domains = {parameter.name: parameter.values for parameter in self.parameters}
-        return values.keys() == domains.keys() and all(
-            values[name] in domain for name, domain in domains.items()
-        )
-
     def meaningful(self, values: Values) -> Values:
         """The parameters of a canonical variant that tell it from others.
 
-        Left out are those that mean nothing beside the others, and those with a single value.
-        Values that the family does not declare are all given back: nothing is known of them.
+        Left out are those that mean nothing beside the others, and those with a single value. Of a
+        variant from before a parameter came or went, all is told that may mean something.
         """
-        if not self.declares(values):
-            return values
+        declared = {parameter.name: parameter for parameter in self.parameters}
         return {
-            parameter.name: values[parameter.name]
-            for parameter in self.parameters
-            if len(parameter.values) > 1 and (parameter.used is None or parameter.used(values))
+            name: value
+            for name, value in values.items()
+            if name not in declared or _tells(declared[name], values)
         }
 
     @property
@@ -284,3 +273,12 @@ class Family:
     def buffers(self) -> dict[str, BufferRole]:
         """Every buffer of the family once, with its role, in binding order."""
         return {binding.buffer: binding.role for binding in self.bindings}
+
+
+def _tells(parameter: Parameter, values: Values) -> bool:
+    if len(parameter.values) == 1:
+        return False
+    try:
+        return parameter.used is None or parameter.used(values)
+    except KeyError:
+        return True  # It asks for a parameter that has come since.

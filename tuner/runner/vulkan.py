@@ -178,7 +178,9 @@ class VulkanRunner:
         return Bandwidth(
             bytes_read=reads.nbytes,
             samples_ns=measured.samples_ns,
-            detail=f"{best}; {reads.copies} copies; {measured.clock}",
+            detail=f"{best}; "
+            + ("1 copy" if reads.copies == 1 else f"{reads.copies} copies")
+            + f"; {measured.clock}",
             clock_state=measured.clock_state,
             observed=measured.observed,
         )
