@@ -7,6 +7,7 @@ import functools
 import gc
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -79,26 +80,44 @@ def test_reads_are_clipped_to_what_the_device_can_bind(loaded_runner: VulkanRunn
 
 
 def test_what_an_earlier_runner_found_on_the_device_is_not_probed_again(
-    loaded_runner: VulkanRunner, monkeypatch: pytest.MonkeyPatch
+    loaded_runner: VulkanRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from tuner.device_info import Fragment, MatrixLayout, MatrixShape
-    from tuner.runner import vulkan
+    from tuner.runner import matrix_probe
 
     def layout(m: int) -> MatrixLayout:
         part = Fragment(lane_row=(0,), lane_column=(0,), element_row=(0,), element_column=(0,))
         types = dict.fromkeys(("a_type", "b_type", "c_type", "result_type"), "float16")
         return MatrixLayout(shape=MatrixShape(m=m, n=8, k=8, **types), a=part, b=part, c=part)
 
-    monkeypatch.setattr(vulkan, "probe_layouts", lambda *_: (layout(1),))
+    def probes(m: int) -> None:
+        monkeypatch.setattr(matrix_probe, "probe_layouts", lambda *_: (layout(m),))
+
+    probes(1)
     plain = msgspec.structs.replace(loaded_runner.info, cooperative_matrix=False)
     able = msgspec.structs.replace(plain, cooperative_matrix=True, matrix_layouts=())
     known = msgspec.structs.replace(able, matrix_layouts=(layout(2),))
     other = msgspec.structs.replace(known, driver_info="another")
     monkeypatch.setattr(loaded_runner._device, "info", plain)
-    assert loaded_runner._probed(known) is plain
+    assert loaded_runner._probed(known, None) is plain
     monkeypatch.setattr(loaded_runner._device, "info", able)
-    found = [loaded_runner._probed(each).matrix_layouts for each in (None, known, other)]
+    found = [loaded_runner._probed(each, None).matrix_layouts for each in (None, known, other)]
     assert found == [(layout(1),), (layout(2),), (layout(1),)]
+
+    def kept() -> tuple[MatrixLayout, ...]:
+        return loaded_runner._probed(None, tmp_path).matrix_layouts
+
+    assert kept() == (layout(1),)
+    probes(3)
+    assert kept() == (layout(1),), "the file of the process before answers"
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    for damaged in (b"", whole[:-1], whole.replace(b'"m":1', b'"m":5')):
+        file.write_bytes(damaged)
+        assert kept() == (layout(3),)
+    monkeypatch.setattr(matrix_probe, "SLOTS", 32)
+    probes(4)
+    assert kept() == (layout(4),), "another probe asks anew"
 
 
 # --- hangs, validation, teardown ------------------------------------------------------------------

@@ -63,8 +63,8 @@ def export(
     else:
         for path in written:
             say(str(path))
-    for error in failed[:-1]:
-        note(f"tuner: {error}")
+    for each in failed[:-1]:
+        note(f"tuner: {each}")
     if failed:
         raise failed[-1]
 

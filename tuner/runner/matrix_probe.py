@@ -6,13 +6,20 @@ separable into a part of the lane and a part of the element (`tuner.device_info.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+from pathlib import Path
+
+import msgspec
 import numpy as np
 
 from tuner import templates
 from tuner.compile import Compiler
 from tuner.device_info import DeviceInfo, Fragment, MatrixLayout, MatrixShape
+from tuner.runner._kept_files import keep, read_kept
 from tuner.runner.protocol import Array, Job, JobPass, OutputSpec, Runner
 
+TEMPLATE = "matrix_probe.comp.jinja"
 SLOTS = 64
 """Elements of one operand a lane may hold; a shape with more of them is not probed."""
 _GLSL_TYPES = {"float16": "float16_t", "float32": "float", "int8": "int8_t", "int32": "int"}
@@ -37,6 +44,38 @@ def probe_layouts(runner: Runner, compiler: Compiler) -> tuple[MatrixLayout, ...
     return tuple(found)
 
 
+def find_layouts(
+    runner: Runner, compiler: Compiler, folder: Path | None
+) -> tuple[MatrixLayout, ...]:
+    """What `probe_layouts` finds, or found earlier: kept in `folder` by device, driver and probe.
+
+    A mapping is the driver's choice when it compiles, and another driver is another file.
+
+    Raises:
+        VulkanError: the device refuses a probe.
+    """
+    if folder is None:
+        return probe_layouts(runner, compiler)
+    info = runner.info
+    path = folder / f"matrix-layouts-{info.uuid}-{info.driver_version:x}.json"
+    header = b"kvtune matrix layouts " + _identity(info).encode() + b"\n"
+    kept = read_kept(path, header)
+    if kept is not None:
+        with contextlib.suppress(msgspec.DecodeError):  # A version may call the fields otherwise.
+            return msgspec.json.decode(kept, type=tuple[MatrixLayout, ...])
+    found = probe_layouts(runner, compiler)
+    keep(path, header, msgspec.json.encode(found))
+    return found
+
+
+def _identity(info: DeviceInfo) -> str:
+    """Changes with whatever a probe's answer may depend on, the probe itself included."""
+    asked = (info.driver, info.subgroup_size, SLOTS, info.cooperative_matrix_shapes)
+    probe = (Path(__file__), templates.TEMPLATE_DIR / TEMPLATE)
+    parts = [msgspec.json.encode(asked), *(each.read_bytes() for each in probe)]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
 def _probe(runner: Runner, compiler: Compiler, shape: MatrixShape) -> MatrixLayout | None:
     info: DeviceInfo = runner.info
     lanes = info.subgroup_size
@@ -46,7 +85,7 @@ def _probe(runner: Runner, compiler: Compiler, shape: MatrixShape) -> MatrixLayo
         ("Accumulator", _GLSL_TYPES[shape.c_type], shape.m, shape.n),
     )
     context = {"subgroup_size": lanes, "slots": SLOTS, "operands": operands}
-    rendered = templates.render("matrix_probe.comp.jinja", context)
+    rendered = templates.render(TEMPLATE, context)
     spirv = compiler.compile(rendered, values=context).spirv
     launch = JobPass(
         name="probe",

@@ -27,7 +27,7 @@ from tuner.runner._measuring import Measuring
 from tuner.runner._pipelines import Pipelines
 from tuner.runner._resident import Guarded, Scratch, Workload, record_fresh
 from tuner.runner._staging import Staging
-from tuner.runner.matrix_probe import probe_layouts
+from tuner.runner.matrix_probe import find_layouts
 from tuner.runner.protocol import (
     Array,
     Bandwidth,
@@ -52,7 +52,8 @@ class VulkanRunner:
         selector: which device, see `tuner.device.select`.
         validation: have the Khronos layer check every call.
         timeout_s: how long one submission may take; None for what suits the kind of device.
-        cache_dir: where pipelines are kept from one process to the next; nowhere if None.
+        cache_dir: where pipelines and matrix layouts are kept from one process to the next; nowhere
+            if None.
         known: what an earlier runner found; of the same device nothing is probed again.
 
     Attributes:
@@ -95,7 +96,7 @@ class VulkanRunner:
             stack.callback(self._unload_all)
             self._closed = False
             self._info = device.info
-            self._info = self._probed(known)
+            self._info = self._probed(known, cache_dir)
             self._teardown = stack.pop_all()
 
     @property
@@ -282,14 +283,15 @@ class VulkanRunner:
         else:
             threading.Thread(target=self._close_when_idle, daemon=True).start()
 
-    def _probed(self, known: DeviceInfo | None) -> DeviceInfo:
-        """The device's snapshot with what only a launch can tell."""
+    def _probed(self, known: DeviceInfo | None, cache_dir: Path | None) -> DeviceInfo:
+        """The device's snapshot with what only a launch can tell, unless it was told before."""
         info = self._device.info
         if not info.cooperative_matrix:
             return info
         if known is not None and (known.uuid, known.driver) == (info.uuid, info.driver):
             return msgspec.structs.replace(info, matrix_layouts=known.matrix_layouts)
-        return msgspec.structs.replace(info, matrix_layouts=probe_layouts(self, Compiler()))
+        layouts = find_layouts(self, Compiler(), cache_dir)
+        return msgspec.structs.replace(info, matrix_layouts=layouts)
 
     def _close_when_idle(self) -> None:
         _vk.lib.vkDeviceWaitIdle(self._device.handle)
