@@ -96,7 +96,7 @@ def test_few_rounds_count_as_student_says() -> None:
     shifts = np.repeat([0.97, 1.0, 1.03], 20)
     samples = np.asarray(series(1, 60).samples_ns)
     rounds = Series(samples_ns=(shifts * samples).tolist(), rounds=(20,) * 3)
-    found = compare(rounds, rounds)
+    found = compare(rounds, rounds, confidence=0.95)
     # Either median: 3 % / sqrt(3), times Student's 4.30 for 2 degrees (by the series: 4.17).
     expected = math.sqrt(2) * 0.03 / math.sqrt(3) * 4.17
     assert math.log(found.high) == pytest.approx(expected, rel=0.1)
@@ -104,9 +104,9 @@ def test_few_rounds_count_as_student_says() -> None:
 
 def test_what_samples_do_not_tell_widens_the_interval() -> None:
     a, b = series(1, 200), series(2, 200)
-    known = compare(a, b)
+    known = compare(a, b, confidence=0.95)
     told = [Series(samples_ns=each.samples_ns, between=0.01) for each in (a, b)]
-    wide = compare(*told)
+    wide = compare(*told, confidence=0.95)
     assert wide.high - wide.low == pytest.approx(2 * 1.96 * 0.01 * math.sqrt(2), rel=0.15)
     assert wide.high - wide.low > 4 * (known.high - known.low)
 

@@ -150,7 +150,7 @@ def _print(sides: tuple[Side, Side], found: SideBySide) -> None:
 
     several = len({pair.family for pair in found.pairs}) > 1
     print_table(
-        ("problem", "A µs", "B µs", "B / A", "95 % interval", "verdict on B"),
+        ("problem", "A µs", "B µs", "B / A", "98 % interval", "verdict on B"),
         [
             (
                 f"{pair.family} {pair.problem.label}" if several else pair.problem.label,
@@ -162,7 +162,7 @@ def _print(sides: tuple[Side, Side], found: SideBySide) -> None:
             )
             for pair in found.pairs
         ],
-        right=("A µs", "B µs", "B / A", "95 % interval"),
+        right=("A µs", "B µs", "B / A", "98 % interval"),
     )
     say()
     for letter, side, between in zip("AB", sides, found.between, strict=True):

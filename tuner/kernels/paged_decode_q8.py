@@ -69,7 +69,7 @@ STARTS = tuple(
         matrix_shape=shape,
         subgroups=subgroups,
         staging="shared",
-        prefetch="all",
+        prefetch=prefetch,
         exchange=exchange,
         tiles_unrolled=1,
         rescale=rescale,
@@ -77,11 +77,12 @@ STARTS = tuple(
     )
     for size, shape in ((32, "16x8x16"), (32, "16x16x16"), (64, "16x16x16"), (8, "8x8x8"))
     for exchange in ("convert", "shared")
-    for subgroups, rescale, split in (
-        (16, "exact", "fit:1"),
-        (12, "lagging", "fit:1"),
-        (4, "exact", "fit:4"),
-        (4, "exact", "device:4"),
+    for subgroups, prefetch, rescale, split in (
+        (16, "all", "exact", "fit:1"),
+        (12, "all", "lagging", "fit:1"),
+        (4, "all", "exact", "fit:4"),
+        (4, "all", "exact", "device:4"),
+        (8, "none", "exact", "fit:1"),
     )
 ) + tuple(
     _start(

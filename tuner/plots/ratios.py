@@ -24,7 +24,7 @@ _WIDE = 1.7
 
 
 def ratios(pairs: Sequence[Pair], *, names: tuple[str, str], limit: float | None = None) -> Figure:
-    """B's time over A's by problem, with its 95 % interval; `limit` is drawn if given.
+    """B's time over A's by problem, with its 98 % interval; `limit` is drawn if given.
 
     `names` says what A and B are.
     """

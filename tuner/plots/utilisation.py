@@ -87,7 +87,8 @@ def utilisation_by_context(
     """
     source = style.source(records, device)
     panels = _panels(problems.in_order(outcomes(source.records, baseline_of=baseline_of)), peers)
-    shown = panels[:MAX_PANELS]
+    # Those with the longest lines tell most; the others in their order.
+    shown = sorted(panels, key=lambda panel: -panel.contexts)[:MAX_PANELS]
     columns = min(3, max(1, len(shown)))
     lines = math.ceil(len(shown) / columns) or 1
     figure = style.new_figure(
@@ -149,10 +150,16 @@ class _Panel(NamedTuple):
     lines: dict[str, list[tuple[int, float]]]
     peers: dict[str, list[tuple[int, float]]]
 
+    @property
+    def contexts(self) -> int:
+        """How many contexts there are points at."""
+        return len({x for line in self.lines.values() for x, _ in line})
+
 
 def _panels(listed: Sequence[Outcome], peers: Sequence[Peer]) -> list[_Panel]:
     groups: dict[tuple[Any, ...], dict[str, dict[int, float]]] = {}
     known: dict[tuple[Any, ...], Problem] = {}
+    several = len({outcome.family for outcome in listed}) > 1
     for outcome in listed:
         problem = outcome.problem
         key = (problem.series, outcome.family, problem.order[:-1])
@@ -164,7 +171,7 @@ def _panels(listed: Sequence[Outcome], peers: Sequence[Peer]) -> list[_Panel]:
                 line[problem.extent] = max(best, 100 * record.utilisation)
     return [
         _Panel(
-            str(key[0]),
+            f"{key[0]}\n{key[1]}" if several else str(key[0]),
             {name: sorted(line.items()) for name, line in sorted(lines.items())},
             _peers_within(peers, known[key], max(x for line in lines.values() for x in line)),
         )

@@ -25,7 +25,7 @@ from tuner.search.settings import Ending, Progress, Settings
 from tuner.search.studylog import StudyLog
 from tuner.search.tally import Tally
 
-GIVE_UP_FACTOR = 3.0
+GIVE_UP_FACTOR = 1.5
 """A variant this much slower than the best so far is not measured to the end."""
 MAX_LOSSES_IN_A_ROW = 5
 """So many trials without a correct one between them may lose the runner's worker, before it is seen

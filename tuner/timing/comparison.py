@@ -15,12 +15,15 @@ import numpy.typing as npt
 
 from tuner.errors import MeasurementError
 from tuner.timing.dependence import Floats, effective_count
-from tuner.timing.summary import CONFIDENCE, MIN_ROUNDS, medians_of_rounds
+from tuner.timing.summary import MIN_ROUNDS, medians_of_rounds
 
 Verdict = Literal["faster", "slower", "no difference shown"]
 Units = Literal["samples", "rounds", "rounds in pairs"]
 
 RESAMPLES = 2000
+CLAIM = 0.98
+"""Confidence of a ratio's interval, and so of a verdict. Above the 95 % that is meant to hold: what
+lies between measurements is an estimate itself, and noise is not the same everywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +75,7 @@ def compare(
     *,
     seed: int = 0,
     resamples: int = RESAMPLES,
-    confidence: float = CONFIDENCE,
+    confidence: float = CLAIM,
 ) -> Comparison:
     """The ratio of B's median to A's with a bootstrap interval, and what may be claimed from it.
 
