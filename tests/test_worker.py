@@ -48,7 +48,8 @@ from tuner.runner._deadlines import Deadlines
 from tuner.runner._worker_arrays import INLINE_BYTES, pack, unpack
 from tuner.runner._worker_channel import Channel, ClosedError
 from tuner.runner._worker_gate import Gate
-from tuner.runner._worker_messages import Reply, raised, raised_error
+from tuner.runner._worker_jobs import Jobs
+from tuner.runner._worker_messages import Reply, encode, raised, raised_error
 from tuner.runner.fake import Method
 from tuner.runner.protocol import (
     Execution,
@@ -113,13 +114,14 @@ def is_right(runner: WorkerRunner) -> bool:
 
 
 def test_a_worker_starts_in_under_a_second(
-    vulkan_selector: str | None, tell: Callable[[str], None]
+    vulkan_selector: str | None, tell: Callable[[str], None], tmp_path: Path
 ) -> None:
-    """Without the time that it waits for a processor, which is the machine's load."""
+    """Without the time that it waits for a processor, which is the machine's load, and but for the
+    first ever on a device, which probes it."""
     taken: list[float] = []
     while len(taken) < 3 or (min(taken) >= 1.0 and len(taken) < 12):
         begun = time.perf_counter()
-        runner = WorkerRunner(vulkan_selector)
+        runner = WorkerRunner(vulkan_selector, cache_dir=tmp_path)
         taken.append(time.perf_counter() - begun - _waited_s(runner.pid))
         runner.close()
     name = runner.info.name
@@ -664,6 +666,38 @@ def test_a_release_is_for_the_worker_that_had_the_job_prepared(make: Make) -> No
         runner._users[GOOD.key] = 1
     released.result()
     np.testing.assert_array_equal(runner.execute(GOOD, "w").outputs["o"], 3.0 * operands()["a"])
+
+
+def test_a_job_travels_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[object] = []
+    send = Channel.send
+
+    def note(channel: Channel, message: object, **options: Any) -> None:
+        sent.append(message)
+        send(channel, message, **options)
+
+    monkeypatch.setattr(Channel, "send", note)
+    runner = make()
+    runner.load("w", operands(), outputs())
+    runner.prepare(GOOD)
+    runner.execute(GOOD, "w")
+    runner.measure(GOOD, "w", PLAN)
+    runner.release(GOOD)
+    spirv = GOOD.passes[0].spirv
+    assert [type(message).__name__ for message in sent if spirv in encode(message)] == ["Prepare"]
+    with pytest.raises(UsageError, match="not prepared"):
+        runner.execute(GOOD, "w")
+
+
+def test_a_job_keeps_its_number_until_nobody_uses_it() -> None:
+    jobs, other = Jobs(), job(step("scale", factor=2.0))
+    number = jobs.enter(GOOD)
+    assert jobs.enter(GOOD) == number != jobs.enter(other)
+    assert jobs.leave(number, 1) is jobs.find(number) is jobs.find(GOOD) is GOOD
+    assert jobs.leave(number, 1) is GOOD
+    with pytest.raises(KeyError):
+        jobs.find(number)
+    assert jobs.enter(GOOD) not in (number, jobs.enter(other))
 
 
 def test_an_interrupt_in_a_call_gives_all_calls_up(make: Make, tmp_path: Path) -> None:

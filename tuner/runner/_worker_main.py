@@ -22,6 +22,7 @@ from typing import Any, NoReturn, cast
 from tuner.errors import TunerError
 from tuner.runner._worker_arrays import pack, unpack
 from tuner.runner._worker_channel import Channel, ClosedError
+from tuner.runner._worker_jobs import Jobs
 from tuner.runner._worker_messages import (
     BandwidthCurve,
     Close,
@@ -33,6 +34,7 @@ from tuner.runner._worker_messages import (
     KeepWarm,
     Load,
     Measure,
+    Numbered,
     Observe,
     Prepare,
     ReadBandwidth,
@@ -109,6 +111,7 @@ def _make(start: Start) -> Runner:
 
 
 def _serve_control(control: Channel, runner: Runner) -> NoReturn:
+    jobs = Jobs()
     while True:
         message, descriptor = control.receive(Control)
         if isinstance(message, Close):
@@ -116,17 +119,17 @@ def _serve_control(control: Channel, runner: Runner) -> NoReturn:
             control.send(Reply())
             os._exit(0)
         channel = Channel(socket.socket(fileno=descriptor))
-        threading.Thread(target=_serve, args=(channel, runner), daemon=True).start()
+        threading.Thread(target=_serve, args=(channel, runner, jobs), daemon=True).start()
 
 
-def _serve(channel: Channel, runner: Runner) -> None:
+def _serve(channel: Channel, runner: Runner, jobs: Jobs) -> None:
     """Answer what comes on one channel until the parent closes it."""
     with channel, contextlib.suppress(ClosedError):
         while True:
             request, descriptor = channel.receive(Request)
             made: int | None = None
             try:
-                result, made = _answer(runner, request, descriptor)
+                result, made = _answer(runner, jobs, request, descriptor)
                 reply = reply_with(result)
             except TunerError as error:
                 reply = Reply(raised=raised(error))
@@ -137,7 +140,9 @@ def _serve(channel: Channel, runner: Runner) -> None:
                 os.close(made)
 
 
-def _answer(runner: Runner, request: Any, descriptor: int | None) -> tuple[object, int | None]:
+def _answer(
+    runner: Runner, jobs: Jobs, request: Any, descriptor: int | None
+) -> tuple[object, int | None]:
     """What the runner answers, and the descriptor that goes with it."""
     match request:
         case Load():
@@ -146,12 +151,14 @@ def _answer(runner: Runner, request: Any, descriptor: int | None) -> tuple[objec
         case Unload():
             runner.unload(request.name)
         case Prepare():
-            return runner.prepare(request.job), None
+            prepared = runner.prepare(request.job)
+            return Numbered(number=jobs.enter(request.job), prepared=prepared), None
         case Release():
+            job = jobs.leave(request.job, request.times)
             for _ in range(request.times):
-                runner.release(request.job)
+                runner.release(job)
         case Execute():
-            execution = runner.execute(request.job, request.workload)
+            execution = runner.execute(jobs.find(request.job), request.workload)
             outputs, made = pack("outputs", execution.outputs)
             executed = Executed(
                 outputs=outputs,
@@ -160,7 +167,7 @@ def _answer(runner: Runner, request: Any, descriptor: int | None) -> tuple[objec
             )
             return executed, made
         case Measure():
-            return runner.measure(request.job, request.workload, request.plan), None
+            return runner.measure(jobs.find(request.job), request.workload, request.plan), None
         case _:
             return _told(runner, request), None
     return None, None

@@ -15,7 +15,7 @@ from tuner.device_info import DeviceInfo
 from tuner.errors import TunerError
 from tuner.records import Transfer
 from tuner.runner._worker_arrays import Packed
-from tuner.runner.protocol import Job, MeasurePlan, OutputSpec
+from tuner.runner.protocol import Job, MeasurePlan, OutputSpec, Prepared
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -57,29 +57,29 @@ class Unload(Message, frozen=True, kw_only=True):
 
 
 class Prepare(Message, frozen=True, kw_only=True):
-    """`Runner.prepare`."""
+    """`Runner.prepare`; answered by `Numbered`."""
 
     job: Job
 
 
 class Release(Message, frozen=True, kw_only=True):
-    """`Runner.release`, so many times."""
+    """`Runner.release` of the job with that number, so many times."""
 
-    job: Job
+    job: int
     times: int
 
 
 class Execute(Message, frozen=True, kw_only=True):
-    """`Runner.execute`."""
+    """`Runner.execute`; a job that is prepared goes by its number."""
 
-    job: Job
+    job: Job | int
     workload: str
 
 
 class Measure(Message, frozen=True, kw_only=True):
-    """`Runner.measure`."""
+    """`Runner.measure`; a job that is prepared goes by its number."""
 
-    job: Job
+    job: Job | int
     workload: str
     plan: MeasurePlan
 
@@ -139,6 +139,13 @@ class Hello(msgspec.Struct, frozen=True):
     """The worker is ready."""
 
     info: DeviceInfo
+
+
+class Numbered(msgspec.Struct, frozen=True, kw_only=True):
+    """A prepared job, and the number that stands for it from now on: its SPIR-V may be large."""
+
+    number: int
+    prepared: Prepared
 
 
 class Executed(msgspec.Struct, frozen=True, kw_only=True):

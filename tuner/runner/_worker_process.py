@@ -29,6 +29,7 @@ from tuner.runner._worker_messages import (
     Start,
     raised_error,
 )
+from tuner.runner.protocol import JobKey
 
 _LAST_LINES, _LAST_CHARACTERS = 4, 400
 _SAID_BYTES = 1 << 20
@@ -56,6 +57,14 @@ class LostError(Exception):
     def __init__(self, error: TunerError, *, guilty: bool, given_up: bool = False) -> None:
         self.error, self.guilty, self.given_up = error, guilty, given_up
         super().__init__(str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedJob:
+    """The number that stands for a job in its worker, and how often it was prepared there."""
+
+    number: int
+    times: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +96,7 @@ class Worker:
         info: the snapshot of its device.
         dismissed: whether it was closed while it was alive: such a worker is not lost.
         loaded: names of the workloads that are resident in it; for the owner's use.
-        prepared: how often each job is prepared in it, by the job's key; for the owner's use.
+        prepared: the jobs that are prepared in it, by their keys; for the owner's use.
     """
 
     def __init__(self, start: Start, *, seconds: float) -> None:
@@ -99,7 +108,7 @@ class Worker:
         """
         self.dismissed = False
         self.loaded: set[str] = set()
-        self.prepared: dict[object, int] = {}
+        self.prepared: dict[JobKey, PreparedJob] = {}
         self._lock = threading.Lock()
         self._calls: set[_Call] = set()
         self._free: list[Channel] = []

@@ -26,6 +26,7 @@ from tuner.runner._worker_messages import (
     Executed,
     KeepWarm,
     Measure,
+    Numbered,
     Observe,
     Prepare,
     ReadBandwidth,
@@ -34,7 +35,7 @@ from tuner.runner._worker_messages import (
     Unload,
     ValidationMessages,
 )
-from tuner.runner._worker_process import LostError, Worker
+from tuner.runner._worker_process import LostError, PreparedJob, Worker
 from tuner.runner._worker_residents import Resident, Residents
 from tuner.runner._worker_succession import Succession
 from tuner.runner.protocol import (
@@ -169,11 +170,11 @@ class WorkerRunner:
                 self._users[job.key] = left
                 return
             worker = self._workers.latest
-            times = worker.prepared.pop(job.key, 0)
-        if times:
+            known = worker.prepared.pop(job.key, None)
+        if known is not None:
             with self._gate.entered():
                 # Not to a successor: what that has prepared meanwhile is somebody else's.
-                self._told(worker, Release(job=job, times=times), None)
+                self._told(worker, Release(job=known.number, times=known.times), None)
 
     def execute(self, job: Job, workload: str) -> Execution:
         """See `Runner.execute`.
@@ -185,7 +186,7 @@ class WorkerRunner:
         def launch() -> Execution:
             worker = self._ready_for(job)
             executed, descriptor = worker.ask(
-                Execute(job=job, workload=workload),
+                Execute(job=self._meant(worker, job), workload=workload),
                 Executed,
                 what=f"a launch of {_named(job)} on {workload!r}",
                 seconds=self._deadlines.execute(self._info),
@@ -205,8 +206,9 @@ class WorkerRunner:
         """See `Runner.measure`."""
 
         def time_it() -> Measurement:
-            measurement: Measurement = self._ready_for(job).ask(
-                Measure(job=job, workload=workload, plan=plan),
+            worker = self._ready_for(job)
+            measurement: Measurement = worker.ask(
+                Measure(job=self._meant(worker, job), workload=workload, plan=plan),
                 Measurement,
                 what=f"measuring {_named(job)} on {workload!r}",
                 seconds=self._deadlines.measure(self._info, plan),
@@ -332,15 +334,25 @@ class WorkerRunner:
         raise _lost_too_often("loading the workloads again", error)
 
     def _prepare(self, worker: Worker, job: Job) -> Prepared:
-        prepared: Prepared = worker.ask(
+        made: Numbered = worker.ask(
             Prepare(job=job),
-            Prepared,
+            Numbered,
             what=f"making the pipelines of {_named(job)}",
             seconds=self._deadlines.prepare_s,
         )[0]
         with self._lock:
-            worker.prepared[job.key] = worker.prepared.get(job.key, 0) + 1
-        return prepared
+            known = worker.prepared.get(job.key)
+            times = 1 if known is None else known.times + 1
+            worker.prepared[job.key] = PreparedJob(made.number, times)
+        return made.prepared
+
+    def _meant(self, worker: Worker, job: Job) -> Job | int:
+        """How a worker is told of a job: by its number, or whole if the caller did not prepare it.
+
+        The runner refuses that.
+        """
+        known = worker.prepared.get(job.key)
+        return job if known is None else known.number
 
 
 def _named(job: Job) -> str:
