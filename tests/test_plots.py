@@ -41,7 +41,13 @@ NEAR_THE_CEILING = [
     made_record(decode(64, 16384), FAST, median_us=420.0),
     made_record(decode(64, 16384, lengths="lognormal:1024"), FAST, state="timeout"),
 ]
+CONTEXTS_NEAR_EACH_OTHER = [
+    made_record(decode(sequences, context), median_us=sequences * context / 1000)
+    for sequences in (1, 8, 64)
+    for context in (4096, 4944, 5200, 16384, 131072)
+]
 EDGES: dict[str, Sequence[Record]] = {
+    "contexts near each other": CONTEXTS_NEAR_EACH_OTHER,
     "many": RUN,
     "near the ceiling": NEAR_THE_CEILING,
     "one": [made_record()],

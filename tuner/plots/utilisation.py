@@ -19,6 +19,8 @@ from tuner.results import Outcome, Peer, best_by_context, outcomes
 from tuner.results.outcomes import BaselineOf, is_timed
 
 MAX_PANELS = 9
+TICKS_APART = 0.15
+"""Part of the axis between two contexts that are both named: names need room."""
 PEER_LINE: dict[str, Any] = {
     "linestyle": ":",
     "linewidth": 1.1,
@@ -200,8 +202,13 @@ def _strategy(record: Record) -> str:
 
 
 def _token_axis(axes: Axes, contexts: Sequence[int]) -> None:
+    apart = (contexts[-1] / contexts[0]) ** TICKS_APART
+    ticks: list[float] = []
+    for context in contexts:
+        if not ticks or context >= apart * ticks[-1]:
+            ticks.append(float(context))
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator([float(context) for context in contexts]))
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: style.tokens_text(value)))
     axes.set_xlim(contexts[0] / 1.5, contexts[-1] * 1.5)
