@@ -150,6 +150,7 @@ def test_variants_are_described_without_parameters_that_mean_nothing() -> None:
         (["tune", "--model", "phi-4", "--lengths", "log"], "lengths 'log'"),
         (["tune", "--shape", "8x16:h32"], "part 'h32'"),
         (["tune", "--workload", "h200-decod"], "did you mean h200-decode"),
+        (["tune", "--workload", "qsa-chain"], "a family that solves what was given: qsa_chain"),
         (["tune", "--workload", "absent.toml"], "absent.toml: No such file"),
         (["show", FAMILY, "--set", "stratgy=baseline"], "did you mean strategy"),
         (["show", FAMILY, "--set", "strategy=basline"], "did you mean baseline"),
