@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tuner.kernels import lane_decode as lanes
+from tuner.kernels import limits
 from tuner.kernels import matrix_decode as matrix
 from tuner.kernels.base import Candidate, Constraint, Parameter, Values
 from tuner.kernels.decode_launches import split_of, workgroup_counts, workgroups_sharing
@@ -161,34 +162,21 @@ def _check_head_size(c: Candidate) -> str | None:
 
 
 def _check_subgroups(c: Candidate) -> str | None:
-    missing = {"basic", "shuffle"} - set(c.device.subgroup_operations)
-    if c["strategy"] != "baseline" and missing:
-        return f"the device has no subgroup operations of kind {', '.join(sorted(missing))}"
-    return None
+    if c["strategy"] == "baseline":
+        return None
+    return limits.operations_reason(c.device, ("basic", "shuffle"))
 
 
 def _check_subgroup_size(c: Candidate) -> str | None:
-    size, device = c["subgroup_size"], c.device
-    if c["strategy"] == "baseline" or size == device.subgroup_size:
+    if c["strategy"] == "baseline":
         return None
-    if not device.subgroup_size_control:
-        return f"the device's subgroups have {device.subgroup_size} lanes and no size control"
-    if not device.min_subgroup_size <= size <= device.max_subgroup_size:
-        return (
-            f"subgroup size {size} is outside the device's {device.min_subgroup_size} to "
-            f"{device.max_subgroup_size}"
-        )
-    return None
+    return limits.subgroup_size_reason(c.device, c["subgroup_size"])
 
 
 def _check_workgroup(c: Candidate) -> str | None:
     if c["strategy"] == "baseline":
         return None
-    threads, limit = c["subgroups"] * c["subgroup_size"], c.device.max_workgroup_invocations
-    limit = min(limit, c.device.max_workgroup_size[0])
-    if threads > limit:
-        return f"{threads} threads a workgroup, the device allows {limit}"
-    return None
+    return limits.threads_reason(c.device, c["subgroups"] * c["subgroup_size"])
 
 
 def _check_split(c: Candidate) -> str | None:
@@ -208,9 +196,8 @@ def _check_split(c: Candidate) -> str | None:
 
 def _check_groups(c: Candidate) -> str | None:
     for name, groups in workgroup_counts(c).items():
-        for axis, count, limit in zip("xyz", groups, c.device.max_workgroup_count, strict=True):
-            if count > limit:
-                return f"{count} workgroups in {axis} ({name}), the device allows {limit}"
+        if reason := limits.groups_reason(c.device, groups):
+            return f"{name}: {reason}"
     return None
 
 

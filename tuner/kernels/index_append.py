@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tuner.kernels import indexer
+from tuner.kernels import indexer, limits
 from tuner.kernels.base import (
     Candidate,
     Constraint,
@@ -65,18 +65,20 @@ def _check_words(c: Candidate) -> str | None:
 
 
 def _check_buffer(c: Candidate) -> str | None:
-    return indexer.check_buffer(c, "index_keys", 2 * c.problem.max_tokens * c.problem.index_dim)
+    return limits.buffer_reason(
+        c.device, "index_keys", 2 * c.problem.max_tokens * c.problem.index_dim
+    )
 
 
 CONSTRAINTS = (
     Constraint(needs=(), check=_check_buffer),
     Constraint(
-        needs=("strategy", "threads"), check=lambda c: indexer.check_threads(c, _threads(c))
+        needs=("strategy", "threads"), check=lambda c: limits.threads_reason(c.device, _threads(c))
     ),
     Constraint(needs=("strategy", "words"), check=_check_words),
     Constraint(
         needs=("strategy", "threads", "words"),
-        check=lambda c: indexer.check_groups(c, (_groups(c),)),
+        check=lambda c: limits.groups_reason(c.device, (_groups(c),)),
     ),
 )
 

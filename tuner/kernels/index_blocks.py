@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tuner.kernels import indexer, vector_norm
+from tuner.kernels import indexer, limits, vector_norm
 from tuner.kernels.base import (
     Candidate,
     Constraint,
@@ -45,11 +45,13 @@ def _blocks(problem: IndexerStepProblem) -> int:
 
 
 def _check_buffers(c: Candidate) -> str | None:
-    return indexer.check_buffer(c, "index_keys", 2 * c.problem.max_tokens * c.problem.index_dim)
+    return limits.buffer_reason(
+        c.device, "index_keys", 2 * c.problem.max_tokens * c.problem.index_dim
+    )
 
 
 def _check_groups(c: Candidate) -> str | None:
-    return indexer.check_groups(c, (vector_norm.groups_rule(_blocks(c.problem), c),))
+    return limits.groups_reason(c.device, (vector_norm.groups_rule(_blocks(c.problem), c),))
 
 
 CONSTRAINTS = (

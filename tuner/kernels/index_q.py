@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tuner.kernels import indexer, vector_norm
+from tuner.kernels import indexer, limits, vector_norm
 from tuner.kernels.base import (
     Candidate,
     Constraint,
@@ -28,7 +28,7 @@ def _heads(problem: IndexerStepProblem) -> int:
 
 
 def _check_groups(c: Candidate) -> str | None:
-    return indexer.check_groups(c, (vector_norm.groups_rule(_heads(c.problem), c),))
+    return limits.groups_reason(c.device, (vector_norm.groups_rule(_heads(c.problem), c),))
 
 
 CONSTRAINTS = (

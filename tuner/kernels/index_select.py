@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tuner.kernels import indexer
+from tuner.kernels import indexer, limits
 from tuner.kernels.base import (
     Candidate,
     Constraint,
@@ -108,7 +108,7 @@ def _threads(c: Candidate) -> int:
 
 
 def _check_threads(c: Candidate) -> str | None:
-    return indexer.check_threads(c, _threads(c))
+    return limits.threads_reason(c.device, _threads(c))
 
 
 def _check_shared_memory(c: Candidate) -> str | None:
@@ -124,7 +124,7 @@ def _check_shared_memory(c: Candidate) -> str | None:
 
 def _check_rows(c: Candidate) -> str | None:
     rows = c.problem.rows
-    return indexer.check_groups(c, (c["parts"], rows) if in_parts(c.values) else (rows,))
+    return limits.groups_reason(c.device, (c["parts"], rows) if in_parts(c.values) else (rows,))
 
 
 CONSTRAINTS = (

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tuner.kernels import limits
 from tuner.kernels.base import Binding, Candidate, Constraint, Parameter, PushField, Values
 from tuner.problems import IndexerStepProblem
 
@@ -139,37 +140,9 @@ def subgroup_operations(*operations: str) -> Constraint:
 
 
 def _check_subgroup_size(c: Candidate) -> str | None:
-    if not by_subgroups(c.values) or c["subgroup_size"] == c.device.subgroup_size:
+    if not by_subgroups(c.values):
         return None
-    size, device = c["subgroup_size"], c.device
-    if not device.subgroup_size_control:
-        return f"the device's subgroups have {device.subgroup_size} lanes and no size control"
-    if not device.min_subgroup_size <= size <= device.max_subgroup_size:
-        return (
-            f"subgroup size {size} is outside the device's {device.min_subgroup_size} to "
-            f"{device.max_subgroup_size}"
-        )
-    return None
+    return limits.subgroup_size_reason(c.device, c["subgroup_size"])
 
 
 SUBGROUP_SIZE_RULE = Constraint(needs=("strategy", "subgroup_size"), check=_check_subgroup_size)
-
-
-def check_threads(c: Candidate, threads: int) -> str | None:
-    """Why a workgroup of so many threads is too large, if it is."""
-    limit = min(c.device.max_workgroup_invocations, c.device.max_workgroup_size[0])
-    return f"{threads} threads a workgroup, the device allows {limit}" if threads > limit else None
-
-
-def check_groups(c: Candidate, groups: tuple[int, ...]) -> str | None:
-    """Why a launch of so many workgroups is too large, if it is."""
-    for axis, wanted, limit in zip("xyz", groups, c.device.max_workgroup_count, strict=False):
-        if wanted > limit:
-            return f"{wanted} workgroups in {axis}, the device allows {limit}"
-    return None
-
-
-def check_buffer(c: Candidate, name: str, nbytes: int) -> str | None:
-    """Why a buffer of so many bytes is too large, if it is."""
-    limit = c.device.max_storage_buffer_bytes
-    return f"{name} takes {nbytes} bytes, the device allows {limit}" if nbytes > limit else None

@@ -12,6 +12,7 @@ from functools import partial
 
 from tuner.kernels import float_lanes as lanes
 from tuner.kernels import float_matrix as matrix
+from tuner.kernels import limits
 from tuner.kernels.base import (
     ArithmeticClass,
     Binding,
@@ -154,27 +155,15 @@ def _check_groups(c: Candidate) -> str | None:
 
 
 def _check_subgroup_size(c: Candidate) -> str | None:
-    size, device = c["subgroup_size"], c.device
-    if not _split_t(c.values) or size == device.subgroup_size:
+    if not _split_t(c.values):
         return None
-    if not device.subgroup_size_control:
-        return f"the device's subgroups have {device.subgroup_size} lanes and no size control"
-    if not device.min_subgroup_size <= size <= device.max_subgroup_size:
-        return (
-            f"subgroup size {size} is outside the device's {device.min_subgroup_size} to "
-            f"{device.max_subgroup_size}"
-        )
-    return None
+    return limits.subgroup_size_reason(c.device, c["subgroup_size"])
 
 
 def _check_workgroup(c: Candidate) -> str | None:
     if not _split_t(c.values):
         return None
-    threads, limit = c["subgroups"] * c["subgroup_size"], c.device.max_workgroup_invocations
-    limit = min(limit, c.device.max_workgroup_size[0])
-    if threads > limit:
-        return f"{threads} threads a workgroup, the device allows {limit}"
-    return None
+    return limits.threads_reason(c.device, c["subgroups"] * c["subgroup_size"])
 
 
 def _check_split(c: Candidate) -> str | None:

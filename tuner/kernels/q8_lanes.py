@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from tuner.kernels import limits
 from tuner.kernels.base import (
     ArithmeticClass,
     Candidate,
@@ -286,26 +287,12 @@ def _check_device(c: Candidate) -> str | None:
 
 
 def _check_subgroup_size(c: Candidate) -> str | None:
-    size, device = subgroup_size(c), c.device
-    if size == device.subgroup_size:
-        return None
-    if not device.subgroup_size_control:
-        return f"the device's subgroups have {device.subgroup_size} lanes and no size control"
-    if not device.min_subgroup_size <= size <= device.max_subgroup_size:
-        return (
-            f"subgroup size {size} is outside the device's {device.min_subgroup_size} to "
-            f"{device.max_subgroup_size}"
-        )
-    return None
+    return limits.subgroup_size_reason(c.device, subgroup_size(c))
 
 
 def _check_workgroup(c: Candidate) -> str | None:
     count = c["subgroups"] if tuned(c.values) else c.problem.group
-    threads, limit = count * subgroup_size(c), c.device.max_workgroup_invocations
-    limit = min(limit, c.device.max_workgroup_size[0])
-    if threads > limit:
-        return f"{threads} threads a workgroup, the device allows {limit}"
-    return None
+    return limits.threads_reason(c.device, count * subgroup_size(c))
 
 
 def _check_head_slices(c: Candidate) -> str | None:

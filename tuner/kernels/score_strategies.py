@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.kernels import indexer
+from tuner.kernels import indexer, limits
 from tuner.kernels.base import Candidate, Constraint, Parameter, Values
 from tuner.problems import IndexerStepProblem
 
@@ -137,7 +137,9 @@ def groups(c: Candidate) -> tuple[int, int, int]:
 
 
 def _check_buffer(c: Candidate) -> str | None:
-    return indexer.check_buffer(c, "block_keys", 2 * c.problem.max_blocks * c.problem.index_dim)
+    return limits.buffer_reason(
+        c.device, "block_keys", 2 * c.problem.max_blocks * c.problem.index_dim
+    )
 
 
 def _check_features(c: Candidate) -> str | None:
@@ -157,8 +159,8 @@ def _check_threads(c: Candidate) -> str | None:
         needed = 4 * c.problem.index_heads * c.problem.index_dim
         if needed > c.device.max_shared_memory_bytes:
             return f"needs {needed} bytes of shared memory for the queries of a row"
-        return indexer.check_threads(c, BASELINE_THREADS)
-    return indexer.check_threads(c, c["subgroups"] * c["subgroup_size"])
+        return limits.threads_reason(c.device, BASELINE_THREADS)
+    return limits.threads_reason(c.device, c["subgroups"] * c["subgroup_size"])
 
 
 def _check_rows(c: Candidate) -> str | None:
@@ -267,7 +269,7 @@ CONSTRAINTS = (
     Constraint(needs=(*_TILE, "matrix_shape"), check=_check_group_blocks),
     Constraint(
         needs=(*_TILE, "matrix_shape"),
-        check=lambda c: indexer.check_groups(c, groups(c)),
+        check=lambda c: limits.groups_reason(c.device, groups(c)),
     ),
     Constraint(
         needs=(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tuner.device_info import DeviceInfo
+from tuner.kernels import limits
 from tuner.kernels.base import Candidate, Constraint, DispatchRule, Parameter, Values
 
 BASELINE_THREADS = 128
@@ -81,32 +82,20 @@ def dispatch(per_workgroup: int, count: str) -> DispatchRule:
 
 
 def _check_operations(c: Candidate) -> str | None:
-    missing = {"basic", "shuffle"} - set(c.device.subgroup_operations)
-    if by_teams(c.values) and missing:
-        return f"the device has no subgroup operations of kind {', '.join(sorted(missing))}"
-    return None
+    if not by_teams(c.values):
+        return None
+    return limits.operations_reason(c.device, ("basic", "shuffle"))
 
 
 def _check_size(c: Candidate) -> str | None:
-    size, device = c["subgroup_size"], c.device
-    if not by_teams(c.values) or size == device.subgroup_size:
+    if not by_teams(c.values):
         return None
-    if not device.subgroup_size_control:
-        return f"the device's subgroups have {device.subgroup_size} lanes and no size control"
-    if not device.min_subgroup_size <= size <= device.max_subgroup_size:
-        return (
-            f"subgroup size {size} is outside the device's {device.min_subgroup_size} to "
-            f"{device.max_subgroup_size}"
-        )
-    return None
+    return limits.subgroup_size_reason(c.device, c["subgroup_size"])
 
 
 def _check_workgroup(c: Candidate) -> str | None:
     threads = c["subgroups"] * c["subgroup_size"] if by_teams(c.values) else BASELINE_THREADS
-    limit = min(c.device.max_workgroup_invocations, c.device.max_workgroup_size[0])
-    if threads > limit:
-        return f"{threads} threads a workgroup, the device allows {limit}"
-    return None
+    return limits.threads_reason(c.device, threads)
 
 
 def _check_lanes(c: Candidate) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tuner.kernels import indexer
+from tuner.kernels import indexer, limits
 from tuner.kernels.base import Candidate, Constraint, DispatchRule, Parameter, Pass
 
 MAX_LANE_QUADS = 16
@@ -41,7 +41,7 @@ def vectors(c: Candidate) -> int:
 def _check_threads(c: Candidate) -> str | None:
     baseline = c["strategy"] == "baseline"
     threads = c.problem.index_dim if baseline else c["subgroups"] * c["subgroup_size"]
-    return indexer.check_threads(c, threads)
+    return limits.threads_reason(c.device, threads)
 
 
 def _check_rotary(c: Candidate) -> str | None:

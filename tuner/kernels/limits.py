@@ -1,0 +1,49 @@
+"""What a device's limits say to a launch: reasons with their numbers, None where it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tuner.device_info import DeviceInfo
+
+
+def subgroup_size_reason(device: DeviceInfo, size: int) -> str | None:
+    """Why a pipeline cannot have subgroups of `size` lanes."""
+    if size == device.subgroup_size:
+        return None
+    if not device.subgroup_size_control:
+        return f"the device's subgroups have {device.subgroup_size} lanes and no size control"
+    if not device.min_subgroup_size <= size <= device.max_subgroup_size:
+        return (
+            f"subgroup size {size} is outside the device's {device.min_subgroup_size} to "
+            f"{device.max_subgroup_size}"
+        )
+    return None
+
+
+def operations_reason(device: DeviceInfo, needed: Iterable[str]) -> str | None:
+    """Which kinds of subgroup operations are missing."""
+    missing = set(needed) - set(device.subgroup_operations)
+    if missing:
+        return f"the device has no subgroup operations of kind {', '.join(sorted(missing))}"
+    return None
+
+
+def threads_reason(device: DeviceInfo, threads: int) -> str | None:
+    """Why a workgroup of so many threads in x is too large."""
+    limit = min(device.max_workgroup_invocations, device.max_workgroup_size[0])
+    return f"{threads} threads a workgroup, the device allows {limit}" if threads > limit else None
+
+
+def groups_reason(device: DeviceInfo, groups: Iterable[int]) -> str | None:
+    """Why a launch of so many workgroups, in x and perhaps y and z, is too large."""
+    for axis, wanted, limit in zip("xyz", groups, device.max_workgroup_count, strict=False):
+        if wanted > limit:
+            return f"{wanted} workgroups in {axis}, the device allows {limit}"
+    return None
+
+
+def buffer_reason(device: DeviceInfo, name: str, nbytes: int) -> str | None:
+    """Why a buffer of so many bytes cannot be bound."""
+    limit = device.max_storage_buffer_bytes
+    return f"{name} takes {nbytes} bytes, the device allows {limit}" if nbytes > limit else None
