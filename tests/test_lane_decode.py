@@ -115,7 +115,11 @@ def test_a_problem_that_does_not_suit_is_named(
         ),
         (PLAIN, {"max_workgroup_invocations": 64}, "128 threads a workgroup, the device allows 64"),
         ({**PLAIN, "combine_slices": 8}, {"max_workgroup_invocations": 128}, "256 threads to com"),
-        (PLAIN, {"max_workgroup_count": (65535, 65535, 1)}, "2 workgroups in z, the device allows 1"),
+        (
+            PLAIN,
+            {"max_workgroup_count": (65535, 65535, 1)},
+            "2 workgroups in z, the device allows 1",
+        ),
         ({**PLAIN, "split": "device:4"}, {"compute_units": None}, "number of compute units"),
         (STAGED, {"max_shared_memory_bytes": 16384}, "33792 bytes of shared memory"),
     ],
