@@ -131,11 +131,12 @@ class ProblemChoice:
         found = self.problems(family, on_cpu=on_cpu)
         if not found:
             given = tuple({type(problem) for problem in self._named()})
-            able = [each.name for each in kernels.families() if issubclass(each.problem_type, given)]
+            others = kernels.families()
+            able = [each.name for each in others if issubclass(each.problem_type, given)]
             raise UsageError(
                 f"{family.name} solves problems of the kind {family.kind}, and none was given: "
-                f"write --shape {family.kind}:NAME=VALUE,…, or choose a family that solves what was "
-                f"given: {', '.join(able)}"
+                f"write --shape {family.kind}:NAME=VALUE,…, or choose a family that solves what "
+                f"was given: {', '.join(able)}"
             )
         return found
 
