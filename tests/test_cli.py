@@ -518,7 +518,34 @@ def test_verify_passes_and_counts(run_on_device: Run) -> None:
     assert "all answers are right" in ran.out
     assert "verified: 3/3" in ran.err
     report = run_on_device(
-        "verify", "--all-families", "--variants", 2, "--shape", SMALL, "--json"
+        "verify", "--all-families", "--variants", 1, "--shape", SMALL, "--json"
     ).json()
-    assert {batch["variants"] for batch in report["batches"]} == {2}
+    assert {batch["variants"] for batch in report["batches"]} == {1}
+    assert len(report["batches"]) > 1
     assert all(batch["failures"] == [] for batch in report["batches"])
+
+
+def test_verify_takes_only_the_variants_asked_for(run_on_device: Run) -> None:
+    asked = {"strategy": ["scalar_f32"], "lanes_per_token": [4], "subgroups": [1, 2]}
+    asked |= {"staging": ["registers"], "split": ["none"], "load_words": [1]}
+    only = [w for name in asked for value in asked[name] for w in ("--only", f"{name}={value}")]
+    arguments = ("verify", FAMILY, *only, "--variants", "values", "--shape", SMALL)
+    covered = run_on_device(*arguments, "--json").json()["covered"][FAMILY]
+    assert {name: covered[name] for name in asked} == asked
+    assert len(covered["tokens_unrolled"]) > 1
+
+
+@pytest.mark.parametrize(
+    ("only", "says"),
+    [
+        (["strategy"], "'strategy' is no assignment"),
+        (["strategie=matrix"], "did you mean strategy"),
+        (["strategy=matrx"], "did you mean matrix"),
+        (["strategy=baseline", "query_terms=2"], "no such variant is legal"),
+    ],
+)
+def test_verify_refuses_what_it_cannot_take_only(
+    run_on_device: Run, only: list[str], says: str
+) -> None:
+    options = [word for text in only for word in ("--only", text)]
+    assert says in run_on_device("verify", FAMILY, *options, "--shape", SMALL, code=2).err

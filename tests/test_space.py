@@ -19,6 +19,7 @@ from tuner.kernels.space import (
     Variants,
     canonical,
     describe,
+    every_value,
     legal,
     nearest_legal,
     pairwise,
@@ -196,6 +197,41 @@ def test_pairwise_is_small_and_deterministic() -> None:
     assert _pairs(pairwise(variants, ["mode", "split"]), ["mode", "split"]) == _pairs(
         variants, ["mode", "split"]
     )
+
+
+def values_of(variants: Iterable[Values]) -> set[tuple[str, object]]:
+    return {item for values in variants for item in values.items()}
+
+
+@settings(max_examples=30)
+@given(st.lists(st.sampled_from(RAW), min_size=1, max_size=60), st.integers(0, 9))
+def test_every_value_that_occurs_is_covered(variants: list[Values], seed: int) -> None:
+    chosen = every_value(variants, seed=seed)
+    assert values_of(chosen) == values_of(variants)
+    assert all(values in variants for values in chosen)
+    assert chosen == every_value(variants, seed=seed)
+    for number, values in enumerate(chosen):
+        assert values_of([values]) - values_of(chosen[:number])
+
+
+def test_every_value_takes_few_variants_and_few_kernels() -> None:
+    parameters = {"split": range(20), "width": range(4), "unroll": range(3)}
+    rows = list(itertools.product(*parameters.values()))
+    variants = [dict(zip(parameters, row, strict=True)) for row in rows]
+    chosen = every_value(variants)
+    assert len(chosen) == 20
+    assert len({(values["width"], values["unroll"]) for values in chosen}) == 4
+    assert every_value(variants, seed=1) != chosen
+    assert every_value([]) == ()
+
+
+def test_having_keeps_what_has_one_of_the_values_of_each_parameter() -> None:
+    variants = legal(TOY, PROBLEM, DEVICE)
+    wanted = {"width": [64, 32], "split": [1]}
+    kept = [v for v in variants if v["width"] in (32, 64) and v["split"] == 1]
+    assert 0 < len(kept) < len(variants)
+    assert list(variants.having(wanted)) == kept
+    assert len(variants.having({"width": []})) == 0
 
 
 def test_a_million_raw_combinations_take_a_second_or_two() -> None:

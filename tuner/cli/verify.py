@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli import options
-from tuner.cli.output import print_json, print_table, say
-from tuner.errors import IllegalVariantError, UsageError
+from tuner.cli.batches import Batch, Pick, chosen_batches, having, parse_count, parse_only
+from tuner.cli.output import note, print_json, print_table, say
+from tuner.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,26 +24,15 @@ if TYPE_CHECKING:
     from tuner.cli.session import Opened
     from tuner.device_info import DeviceInfo
     from tuner.evaluate import Findings
-    from tuner.kernels.base import Family, Values
-    from tuner.problems import Problem
+    from tuner.kernels.base import Value, Values
 
-FEW = 4
 MOST_THREADS = 8
 MOST_CPU_DEVICES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Batch:
-    """Variants of one family to verify on one problem."""
-
-    family: Family
-    problem: Problem
-    variants: Sequence[Values]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Finding:
-    batch: _Batch
+    batch: Batch
     values: Values
     findings: Findings
 
@@ -50,7 +40,7 @@ class _Finding:
 class _Bench:
     """A device and what stays on it: any thread prepares variants, one at a time runs them."""
 
-    def __init__(self, device: Opened, batches: Sequence[_Batch]) -> None:
+    def __init__(self, device: Opened, batches: Sequence[Batch]) -> None:
         from tuner.evaluate import Evaluator, ResidentCases
 
         self._device = device
@@ -63,7 +53,7 @@ class _Bench:
             for b in batches
         }
 
-    def judge(self, batch: _Batch, values: Values) -> _Finding:
+    def judge(self, batch: Batch, values: Values) -> _Finding:
         """Validate one variant.
 
         Raises:
@@ -92,10 +82,18 @@ def verify(
         str,
         typer.Option(
             "--variants",
-            metavar="N|pairwise|all",
-            help="N at random, all, or so many that every pair of parameter values occurs.",
+            metavar="N|values|pairwise|all",
+            help="N at random, all, or so few that every parameter value occurs, or every pair.",
         ),
     ] = "pairwise",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only",
+            metavar="NAME=VALUE",
+            help="Only variants with this value; several of one name are alternatives.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the variants chosen at random.")] = 0,
     validation: Annotated[
         bool,
@@ -115,30 +113,39 @@ def verify(
     """Check variants on the device against the oracle.
 
     Without --shape or --model they are run on the first of the family's small geometries (workload
-    KIND-geometries), and a few of them on each of the others. Exit code 1 if any answer is wrong.
+    KIND-geometries), and a few of them on each of the others. With --all-families, those that do
+    not solve the problem or lack what --only names are left out. Exit code 1: an answer is wrong.
     """
     from tuner import kernels
 
     if (family is None) != all_families:
         raise UsageError("give one FAMILY or --all-families")
-    count = _count(variants)
+    pick = Pick(count=parse_count(variants), only=parse_only(only or ()), seed=seed)
     chosen = kernels.families() if family is None else (kernels.family(family),)
+    chosen = having(chosen, pick.only)
     choice = options.ProblemChoice(shapes=shape, models=model, sequences=sequences, context=context)
     with ExitStack() as stack:
         devices = _open_devices(
             stack, device, cache=cache, validation=validation, in_process=in_process
         )
         info = devices[0].info
-        batches = [
-            batch for each in chosen for batch in _batches(each, choice, info, count, seed=seed)
-        ]
-        found = _run(batches, devices)
+        if all_families and choice.said:
+            able = tuple(each for each in chosen if choice.problems(each, on_cpu=info.is_cpu))
+            chosen = able or chosen
+        todo: list[Batch] = []
+        for each in chosen:
+            found, refused = chosen_batches(each, choice, info, pick)
+            todo += found
+            if refused:
+                labels = "; ".join(problem.label for problem in refused)
+                note(f"{each.name}: no such variant is legal for {labels}")
+        findings = _run(todo, devices)
         messages = tuple(said for each in devices for said in each.runner.messages)
-    failed = [each for each in found if each.findings.failure is not None]
+    failed = [each for each in findings if each.findings.failure is not None]
     if json:
-        _print_json(info, batches, failed, messages)
+        _print_json(info, todo, failed, messages)
     else:
-        _print_text(info, batches, failed, messages)
+        _print_text(info, todo, failed, messages, show_covered=bool(pick.only))
     if failed or messages:
         raise typer.Exit(1)
 
@@ -163,68 +170,7 @@ def _open_devices(
     return [first, *(one() for _ in range(more))]
 
 
-def _count(text: str) -> int | str:
-    if text in ("pairwise", "all"):
-        return text
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise UsageError(f"--variants {text!r}: give a number above 0, pairwise or all")
-
-
-def _batches(
-    family: Family, choice: options.ProblemChoice, info: DeviceInfo, count: int | str, *, seed: int
-) -> list[_Batch]:
-    from tuner import workloads
-    from tuner.cli.session import misfit
-
-    problem, *others = (
-        (choice.one(family, on_cpu=info.is_cpu),)
-        if choice.said
-        else workloads.geometries(family.kind)
-    )
-    if error := misfit(family, problem, info) or _refusal(family, problem, info):
-        raise error
-    batches = [_batch(family, problem, info, count, seed)]
-    if count != "all":
-        suited = [other for other in others if not _refusal(family, other, info)]
-        batches += [_batch(family, other, info, FEW, seed) for other in suited]
-    return batches
-
-
-def _refusal(family: Family, problem: Problem, info: DeviceInfo) -> IllegalVariantError | None:
-    """Why no variant of the family is legal for a problem; None if one is."""
-    from tuner.kernels import space
-
-    found = space.reasons(family, family.baseline, problem, info)
-    if not found or len(space.legal(family, problem, info)):
-        return None
-    return IllegalVariantError(family.name, space.describe(family.baseline), found)
-
-
-def _batch(
-    family: Family, problem: Problem, info: DeviceInfo, count: int | str, seed: int
-) -> _Batch:
-    """The variants that `count` means; a number always has the baseline and a start among them."""
-    import numpy as np
-
-    from tuner.cli.variants import starting_variant
-    from tuner.kernels import space
-
-    legal = space.legal(family, problem, info)
-    if count == "all":
-        return _Batch(family=family, problem=problem, variants=legal)
-    if count == "pairwise":
-        return _Batch(family=family, problem=problem, variants=space.pairwise(legal))
-    assert isinstance(count, int)
-    rng = np.random.default_rng(seed)
-    drawn = [legal[int(place)] for place in rng.permutation(len(legal))[:count]]
-    known = [space.canonical(family, family.baseline), starting_variant(family, problem, info)]
-    picked = [values for values in known if values in legal]
-    picked += [values for values in drawn if values not in picked]
-    return _Batch(family=family, problem=problem, variants=picked[:count])
-
-
-def _run(batches: Sequence[_Batch], devices: Sequence[Opened]) -> list[_Finding]:
+def _run(batches: Sequence[Batch], devices: Sequence[Opened]) -> list[_Finding]:
     """Findings of all variants, those that failed and those that passed, with live progress."""
     from tuner.cli.progress import counting
 
@@ -239,7 +185,7 @@ def _run(batches: Sequence[_Batch], devices: Sequence[Opened]) -> list[_Finding]
     return found
 
 
-def _judged(batches: Sequence[_Batch], benches: Sequence[_Bench]) -> Iterator[_Finding]:
+def _judged(batches: Sequence[Batch], benches: Sequence[_Bench]) -> Iterator[_Finding]:
     """Findings as they come in; while one variant runs, others are compiled.
 
     Raises:
@@ -250,7 +196,7 @@ def _judged(batches: Sequence[_Batch], benches: Sequence[_Bench]) -> Iterator[_F
     for number in range(threads):
         seats.put(benches[number % len(benches)])
 
-    def judge(batch: _Batch, values: Values) -> _Finding:
+    def judge(batch: Batch, values: Values) -> _Finding:
         bench = seats.get()
         try:
             return bench.judge(batch, values)
@@ -271,12 +217,29 @@ def _judged(batches: Sequence[_Batch], benches: Sequence[_Bench]) -> Iterator[_F
             pool.shutdown(cancel_futures=True)
 
 
+def _covered(batches: Sequence[Batch]) -> dict[str, dict[str, list[Value]]]:
+    """The values of each parameter that were tried, in declared order, by family."""
+    tried: dict[str, dict[str, list[Value]]] = {}
+    for family in {batch.family.name: batch.family for batch in batches}.values():
+        variants = [v for each in batches if each.family is family for v in each.variants]
+        tried[family.name] = {
+            of.name: [value for value in of.values if any(v[of.name] == value for v in variants)]
+            for of in family.parameters
+        }
+    return tried
+
+
 def _print_text(
-    info: DeviceInfo, batches: Sequence[_Batch], failed: Sequence[_Finding], messages: Sequence[str]
+    info: DeviceInfo,
+    batches: Sequence[Batch],
+    failed: Sequence[_Finding],
+    messages: Sequence[str],
+    *,
+    show_covered: bool,
 ) -> None:
     from tuner.cli.variants import describe
 
-    say(f"Verified on {info.name} ({info.driver}):")
+    say(f"Verified on {info.name} ({info.driver}), subgroups of {info.subgroup_size}:")
     print_table(
         ("family", "problem", "variants", "failed"),
         [
@@ -290,6 +253,10 @@ def _print_text(
         ],
         right=("variants", "failed"),
     )
+    for name, tried in _covered(batches).items() if show_covered else ():
+        say(f"\n{name} was tried with")
+        for parameter, values in tried.items():
+            say(f"  {parameter} = {' '.join(str(value) for value in values)}")
     for each in failed:
         failure = each.findings.failure
         assert failure is not None
@@ -303,7 +270,7 @@ def _print_text(
 
 
 def _print_json(
-    info: DeviceInfo, batches: Sequence[_Batch], failed: Sequence[_Finding], messages: Sequence[str]
+    info: DeviceInfo, batches: Sequence[Batch], failed: Sequence[_Finding], messages: Sequence[str]
 ) -> None:
     print_json(
         {
@@ -326,6 +293,7 @@ def _print_json(
                 }
                 for batch in batches
             ],
+            "covered": _covered(batches),
             "validation_messages": messages,
         }
     )

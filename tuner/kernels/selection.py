@@ -6,7 +6,7 @@ makes the mappings when they are asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import overload
 
@@ -91,6 +91,14 @@ class Variants(Sequence[Values]):
         found = place < len(self) and self._sorted_keys[place] == key[0]
         return int(self._order[place]) if found else None
 
+    def having(self, wanted: Mapping[str, Collection[Value]]) -> Variants:
+        """The variants in which each of the named parameters has one of the values given for it."""
+        kept = np.ones(len(self), np.bool_)
+        for column, (name, domain) in zip(self.codes.T, self.domains.items(), strict=True):
+            if name in wanted:
+                kept &= np.array([value in wanted[name] for value in domain], np.bool_)[column]
+        return Variants(self.domains, self.codes[kept])
+
     def nearest(self, values: Values, among: Mask | None = None) -> int:
         """The place of the variant that differs from `values` in the fewest parameters.
 
@@ -149,6 +157,31 @@ def pairwise(variants: Sequence[Values], names: Sequence[str] | None = None) -> 
             counts[columns[a][best], columns[b][best]] = 0
         chosen.append(space[best])
     return tuple(chosen)
+
+
+def every_value(variants: Sequence[Values], *, seed: int = 0) -> tuple[Values, ...]:
+    """A few variants that hold every parameter value that any variant holds.
+
+    Greedy: the next is the one that brings most new values; of several the one most like one chosen
+    before, since the fewer kernels differ the fewer must be compiled; then chance decides, by
+    `seed`. The result is in the order chosen and the same for the same variants.
+    """
+    space = variants if isinstance(variants, Variants) else Variants.of(variants)
+    codes = np.random.default_rng(seed).permutation(space.codes)
+    width = len(space.domains)
+    is_open = [np.ones(len(values), np.int32) for values in space.domains.values()]
+    unlikeness = np.full(len(codes), width)
+    chosen: list[int] = []
+    while len(codes):
+        gain = sum(new[column] for new, column in zip(is_open, codes.T, strict=True))
+        best = int(np.argmax(gain * (width + 1) - unlikeness))
+        if not any(new[code] for new, code in zip(is_open, codes[best], strict=True)):
+            break
+        for new, code in zip(is_open, codes[best], strict=True):
+            new[code] = 0
+        unlikeness = np.minimum(unlikeness, (codes != codes[best]).sum(axis=1))
+        chosen.append(best)
+    return tuple(Variants(space.domains, codes[chosen]))
 
 
 def _keys(codes: Codes) -> npt.NDArray[np.bytes_]:

@@ -16,13 +16,14 @@ import numpy as np
 from tuner.device_info import DeviceInfo
 from tuner.errors import IllegalVariantError, UnknownNameError, UsageError
 from tuner.kernels.base import Candidate, Constraint, Family, Value, Values
-from tuner.kernels.selection import Variants, nearest_legal, pairwise
+from tuner.kernels.selection import Variants, every_value, nearest_legal, pairwise
 from tuner.problems import Problem
 
 __all__ = [
     "Variants",
     "canonical",
     "describe",
+    "every_value",
     "legal",
     "nearest_legal",
     "pairwise",

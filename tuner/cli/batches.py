@@ -1,0 +1,187 @@
+"""Which variants `verify` takes on which problems."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from tuner.errors import IllegalVariantError, UnknownNameError, UsageError
+
+if TYPE_CHECKING:
+    from tuner.cli.options import ProblemChoice
+    from tuner.device_info import DeviceInfo
+    from tuner.kernels.base import Family, Value, Values
+    from tuner.kernels.selection import Variants
+    from tuner.problems import Problem
+
+FEW, FEWER = 4, 1
+"""Variants on each of the other geometries; fewer where every value is enough."""
+Count = int | Literal["values", "pairwise", "all"]
+Only = Mapping[str, Sequence[str]]
+"""Parameters and the values, as text, that variants may have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Variants of one family to verify on one problem."""
+
+    family: Family
+    problem: Problem
+    variants: Sequence[Values]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pick:
+    """How variants are picked from a space: how many, only which, and the seed of what is left to
+    chance."""
+
+    count: Count
+    only: Only = field(default_factory=dict)
+    seed: int = 0
+
+    def legal(self, family: Family, problem: Problem, info: DeviceInfo) -> Variants:
+        """The legal variants that may be picked."""
+        from tuner.kernels import space
+
+        return space.legal(family, problem, info).having(wanted_values(family, self.only))
+
+    def few(self) -> Pick:
+        """The same for a problem on which a few will do."""
+        count = FEWER if self.count == "values" else FEW
+        return Pick(count=count, only=self.only, seed=self.seed)
+
+
+def parse_count(text: str) -> Count:
+    """What `--variants` means.
+
+    Raises:
+        UsageError: it means nothing.
+    """
+    match text:
+        case "values" | "pairwise" | "all":
+            return text
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise UsageError(f"--variants {text!r}: give a number above 0, values, pairwise or all")
+
+
+def parse_only(assignments: Sequence[str]) -> Only:
+    """What `--only` means: "name=value", several of one name being alternatives.
+
+    Raises:
+        UsageError: an assignment without "=".
+    """
+    only: dict[str, list[str]] = {}
+    for text in assignments:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals:
+            raise UsageError(f"--only {text!r} is no assignment: write name=value")
+        only.setdefault(name, []).append(value)
+    return only
+
+
+def wanted_values(family: Family, only: Only) -> dict[str, list[Value]]:
+    """The values of the family's parameters that `only` names.
+
+    Raises:
+        UnknownNameError: the family has no such parameter or value; names the nearest.
+    """
+    wanted: dict[str, list[Value]] = {}
+    for name, texts in only.items():
+        by_text = {str(value): value for value in family.parameter(name).values}
+        for text in texts:
+            if text not in by_text:
+                raise UnknownNameError(f"value of {name} of {family.name}", text, by_text)
+            wanted.setdefault(name, []).append(by_text[text])
+    return wanted
+
+
+def having(families: Sequence[Family], only: Only) -> tuple[Family, ...]:
+    """Those of the families that have the parameters and values that `only` names.
+
+    Raises:
+        UnknownNameError: none has.
+    """
+    found = []
+    unknown: UnknownNameError | None = None
+    for family in families:
+        try:
+            wanted_values(family, only)
+        except UnknownNameError as error:
+            unknown = unknown or error
+        else:
+            found.append(family)
+    if unknown and not found:
+        raise unknown
+    return tuple(found)
+
+
+def chosen_batches(
+    family: Family, choice: ProblemChoice, info: DeviceInfo, pick: Pick
+) -> tuple[list[Batch], list[Problem]]:
+    """What to verify of a family, and the problems for which nothing may be picked.
+
+    Raises:
+        OutOfMemoryError: the problem, or the first of the geometries, is too large for the device.
+        IllegalVariantError: nothing may be picked for it.
+    """
+    from tuner import workloads
+    from tuner.cli.session import misfit
+
+    problem, *others = (
+        (choice.one(family, on_cpu=info.is_cpu),)
+        if choice.said
+        else workloads.geometries(family.kind)
+    )
+    if error := misfit(family, problem, info):
+        raise error
+    made = [_batch(family, problem, info, pick)]
+    if not made[0].variants:
+        raise _refusal(family, problem, info, pick.only)
+    if pick.count != "all":
+        made += [_batch(family, other, info, pick.few()) for other in others]
+    return (
+        [batch for batch in made if batch.variants],
+        [batch.problem for batch in made if not batch.variants],
+    )
+
+
+def _refusal(family: Family, problem: Problem, info: DeviceInfo, only: Only) -> IllegalVariantError:
+    """Why no variant that may be picked is legal: what speaks against the likeliest of them."""
+    from tuner.cli.variants import starting_variant
+    from tuner.kernels import space
+
+    base = starting_variant(family, problem, info)
+    wanted = [f"{name}={texts[0]}" for name, texts in only.items()]
+    values = space.parse_values(family, wanted, base)
+    found = space.reasons(family, values, problem, info)
+    return IllegalVariantError(
+        family.name,
+        " ".join(f"{name}={'|'.join(texts)}" for name, texts in only.items()) or "(any)",
+        (f"no such variant is legal for {problem.label} on {info.name}", *found),
+    )
+
+
+def _batch(family: Family, problem: Problem, info: DeviceInfo, pick: Pick) -> Batch:
+    """The variants that are picked; a number has the baseline and a start among them, if it may."""
+    import numpy as np
+
+    from tuner.cli.variants import starting_variant
+    from tuner.kernels import space
+
+    legal = pick.legal(family, problem, info)
+    match pick.count:
+        case "all":
+            return Batch(family=family, problem=problem, variants=legal)
+        case "pairwise":
+            return Batch(family=family, problem=problem, variants=space.pairwise(legal))
+        case "values":
+            chosen = space.every_value(legal, seed=pick.seed)
+            return Batch(family=family, problem=problem, variants=chosen)
+    rng = np.random.default_rng(pick.seed)
+    drawn = [legal[int(place)] for place in rng.permutation(len(legal))[: pick.count]]
+    known = [space.canonical(family, family.baseline), starting_variant(family, problem, info)]
+    picked = [values for values in known if values in legal]
+    picked += [values for values in drawn if values not in picked]
+    return Batch(family=family, problem=problem, variants=picked[: pick.count])
