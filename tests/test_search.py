@@ -223,7 +223,14 @@ def test_gp_needs_torch_and_says_so(journal: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     "settings",
-    [{"sampler": "annealing"}, {"trials": 0}, {"seconds": -1.0}, {"workers": 0}],
+    [
+        {"sampler": "annealing"},
+        {"trials": 0},
+        {"seconds": -1.0},
+        {"seconds": float("nan")},
+        {"seconds": float("inf")},
+        {"workers": 0},
+    ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(settings))):

@@ -286,7 +286,8 @@ def _print_result(result: RunResult, folder: Path, written: _Written) -> None:
         for record in each.front:
             say(f"  {_priced(each, record)}")
     say()
-    say(f"{result.measured} variants measured in {result.seconds:.0f} s; results in {folder}/")
+    variants = "1 variant" if result.measured == 1 else f"{result.measured} variants"
+    say(f"{variants} measured in {result.seconds:.0f} s; results in {folder}/")
     for path in (written.best_config, *written.plots):
         if path is not None:
             say(f"  {path}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -79,8 +80,8 @@ class Settings:
             raise UsageError("sampler 'cmaes' knows one objective only: use --sampler tpe")
         for name in ("trials", "seconds", "workers"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise UsageError(f"{name} is {value}, must be above 0")
+            if value is not None and not 0 < value < math.inf:
+                raise UsageError(f"{name} is {value}, must be above 0 and finite")
         if self.final_rounds < MIN_ROUNDS:
             raise UsageError(
                 f"final_rounds is {self.final_rounds}, must be {MIN_ROUNDS} or more: fewer do not "
