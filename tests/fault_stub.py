@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import msgspec
 import numpy as np
@@ -57,8 +57,10 @@ _METHODS: dict[Method, str] = {
     "read_bandwidth": "r",
     "bandwidth_curve": "c",
     "empty_launches": "n",
+    "keep_warm": "w",
     "observe": "o",
 }
+assert set(_METHODS) == set(get_args(Method)), "each method has its letter"
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
