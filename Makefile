@@ -1,7 +1,7 @@
 # Everything here installs what it needs first; see scripts/setup.sh. ARGS are passed on.
 #   make tune ARGS="--trials 50"      make test ARGS="-k timing"
 
-.PHONY: tune test check lock
+.PHONY: tune test newest-mesa check lock
 
 tune:
 	@scripts/setup.sh run
@@ -20,3 +20,6 @@ check:
 
 lock:
 	scripts/lock.sh
+
+newest-mesa:
+	scripts/newest-mesa.sh $(ARGS)

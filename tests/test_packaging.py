@@ -145,27 +145,46 @@ def bare_machine() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize(("purpose", "extra"), [("run", ""), ("dev", " vulkan-validationlayers")])
-def test_set_up_without_root_prints_the_command_and_stops(
-    bare_machine: Path, purpose: str, extra: str
-) -> None:
-    command = ["bash", "scripts/setup.sh", purpose]
+def without_root(machine: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script of the copy as another user than root; what is in its `bin` comes first."""
     if os.geteuid() == 0:
         if shutil.which("setpriv") is None:
             pytest.skip("needs setpriv to stop being root")
-        command = ["setpriv", "--reuid=65534", "--clear-groups", *command]
-    done = subprocess.run(
+        command = ("setpriv", "--reuid=65534", "--clear-groups", *command)
+    return subprocess.run(
         command,
-        cwd=bare_machine,
-        env={"PATH": f"{bare_machine / 'bin'}:/usr/bin:/bin"},
+        cwd=machine,
+        env={"PATH": f"{machine / 'bin'}:/usr/bin:/bin"},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+@pytest.mark.parametrize(("purpose", "extra"), [("run", ""), ("dev", " vulkan-validationlayers")])
+def test_set_up_without_root_prints_the_command_and_stops(
+    bare_machine: Path, purpose: str, extra: str
+) -> None:
+    done = without_root(bare_machine, "bash", "scripts/setup.sh", purpose)
     packages = f"python3 python3-venv libvulkan1 mesa-vulkan-drivers{extra}"
     line = f"sudo apt-get update && sudo apt-get install --no-install-recommends --yes {packages}"
     assert (done.returncode, line in done.stderr.replace("\n  ", "\n").splitlines()) == (2, True)
     assert not (bare_machine / "ran-by-mistake").exists()
+
+
+def test_newest_mesa_without_root_prints_the_command_and_stops(bare_machine: Path) -> None:
+    folder = bare_machine / "mesa"
+    done = without_root(bare_machine, "bash", "scripts/newest-mesa.sh", str(folder))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"sudo scripts/newest-mesa.sh {folder}" in done.stderr
+    assert not folder.exists()
+    assert not (bare_machine / "ran-by-mistake").exists()
+
+
+def test_newest_mesa_leaves_folders_of_others_alone(bare_machine: Path) -> None:
+    done = without_root(bare_machine, "bash", "scripts/newest-mesa.sh", str(bare_machine))
+    assert (done.returncode, "was not made by this script" in done.stderr) == (2, True)
+    assert (bare_machine / "scripts" / "newest-mesa.sh").exists()
 
 
 def test_set_up_with_a_wrong_purpose_is_bad_usage() -> None:

@@ -218,13 +218,15 @@ def _judged(batches: Sequence[Batch], benches: Sequence[_Bench]) -> Iterator[_Fi
 
 
 def _covered(batches: Sequence[Batch]) -> dict[str, dict[str, list[Value]]]:
-    """The values of each parameter that were tried, in declared order, by family."""
+    """By family, the values of each parameter that were tried where it has a meaning."""
     tried: dict[str, dict[str, list[Value]]] = {}
     for family in {batch.family.name: batch.family for batch in batches}.values():
-        variants = [v for each in batches if each.family is family for v in each.variants]
+        mine = [values for each in batches if each.family is family for values in each.variants]
+        held = {item for values in mine for item in family.meaningful(values).items()}
         tried[family.name] = {
-            of.name: [value for value in of.values if any(v[of.name] == value for v in variants)]
+            of.name: [value for value in of.values if (of.name, value) in held]
             for of in family.parameters
+            if any((of.name, value) in held for value in of.values)
         }
     return tried
 

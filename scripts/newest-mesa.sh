@@ -1,0 +1,180 @@
+#!/usr/bin/env bash
+# Validate what only the newest Mesa can run: scripts/newest-mesa.sh [FOLDER]
+#
+# Makes FOLDER (default: in the user's cache) a small Debian unstable with the newest Mesa, whose CPU
+# driver has cooperative matrices, puts the packages of requirements-dev.lock into it and there runs
+# `tuner verify` for every family with a matrix strategy and the tests that need matrices. A whole
+# folder of the last 30 days is used again. Needs root (chroot), debootstrap, and what apt and pip
+# need; exit status 2 and the reason if it cannot be done, 1 if something is wrong with a kernel.
+set -euo pipefail
+
+home=~
+root=$(realpath --canonicalize-missing "${1:-${XDG_CACHE_HOME:-$home/.cache}/kvtune/newest-mesa}")
+cd "$(dirname "$0")/.."
+
+readonly PACKAGES=mesa-vulkan-drivers,vulkan-validationlayers,glslang-tools,python3,python3-venv
+readonly MAX_AGE_DAYS=30
+readonly TESTS='matri or dealing or contract' # tests by name; all that need matrices say so
+readonly LOCK=requirements-dev.lock
+
+say() { printf 'newest-mesa: %s\n' "$*" >&2; }
+die() { say "$@"; exit 2; }
+
+# --- what it needs --------------------------------------------------------------------------------
+
+require_own_folder() {
+  [[ -f $root/.system-stamp || -z $(ls -A "$root" 2>/dev/null) ]] ||
+    die "$root is there and was not made by this script: name another folder"
+}
+
+require_root() {
+  ((EUID == 0)) && return
+  say "this makes a Debian system in a folder and runs in it, which takes root:"
+  printf '\n  sudo %s %s\n\n' "scripts/newest-mesa.sh" "$root" >&2
+  exit 2
+}
+
+require_debootstrap() {
+  command -v debootstrap >/dev/null && return
+  command -v apt-get >/dev/null ||
+    die "no debootstrap here: install it by your system's package manager, then try again"
+  say "apt-get install debootstrap"
+  export DEBIAN_FRONTEND=noninteractive
+  local options=(--no-install-recommends --yes --quiet --quiet -o DPkg::Lock::Timeout=120)
+  apt-get update --quiet --quiet </dev/null >&2 || say "apt-get update failed, trying what is known"
+  apt-get install "${options[@]}" debootstrap debian-archive-keyring gpg gpgv </dev/null >&2 ||
+    die "apt-get cannot install debootstrap: run 'apt-get install debootstrap' and see why"
+}
+
+# Starts this script again as the first process of a namespace: however that process ends, the mounts
+# and processes of the namespace end with it.
+enter_own_namespace() {
+  [[ -z ${KVTUNE_OWN_NAMESPACE:-} ]] || return 0
+  local namespace=(unshare --mount --pid --fork --kill-child --mount-proc)
+  "${namespace[@]}" true 2>/dev/null ||
+    die "mounting is not allowed here, even to root: a container needs CAP_SYS_ADMIN for it"
+  KVTUNE_OWN_NAMESPACE=1 exec "${namespace[@]}" "scripts/$(basename "$0")" "$root"
+}
+
+# --- the folder -----------------------------------------------------------------------------------
+
+# Runs a command in the folder, in the copy of the repository once that is there.
+inside() {
+  chroot "$root" /usr/bin/env -i HOME=/root LANG=C.UTF-8 PYTHONPATH=/kvtune \
+    PATH=/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin sh -c 'cd /kvtune && exec "$@"' sh "$@"
+}
+
+is_system_whole() {
+  [[ -f $root/.system-stamp && $(<"$root/.system-stamp") == "$PACKAGES" ]] &&
+    [[ -z $(find "$root/.system-stamp" -mtime "+$MAX_AGE_DAYS") ]]
+}
+
+# Made under another name, so that what has the name is whole.
+make_system() {
+  local made=$root.part log=$root.log
+  say "debootstrap sid $root, about a minute"
+  rm -rf --one-file-system "$made"
+  debootstrap --variant=minbase --include="$PACKAGES" sid "$made" >"$log" 2>&1 </dev/null || {
+    tail -n 20 "$log" >&2
+    die "debootstrap failed (all it said: $log): is a Debian mirror within reach?"
+  }
+  rm -f "$made"/var/cache/apt/archives/*.deb
+  mkdir "$made/kvtune"
+  echo "$PACKAGES" >"$made/.system-stamp"
+  rm -rf --one-file-system "$root"
+  mv "$made" "$root"
+}
+
+# --- Python packages ------------------------------------------------------------------------------
+
+# The lines of the lock file that its markers let through for the Python inside.
+write_lock_for_inside() {
+  inside /venv/bin/python -c '
+import sys
+from pip._vendor.packaging.markers import Marker
+for line in sys.stdin.read().replace("\\\n", " ").splitlines():
+    requirement, _, _ = line.partition(" --hash")
+    _, _, marker = requirement.partition(";")
+    if not line.startswith("#") and (not marker or Marker(marker).evaluate()):
+        print(line)
+' <"$LOCK" >"$root/wheels/requirements.lock"
+}
+
+# pip fetches for the Python inside but runs outside, where the network is set up.
+fill_venv() {
+  local version platforms
+  [[ -x .venv/bin/python ]] || scripts/setup.sh dev
+  say "making its Python environment from $LOCK"
+  rm -rf "$root"/{venv,wheels,.venv-stamp}
+  mkdir "$root/wheels"
+  inside python3 -m venv /venv
+  version=$(inside /venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  platforms=$(inside /venv/bin/python -c '
+from pip._vendor.packaging.tags import platform_tags
+print(*("--platform=" + tag for tag in platform_tags()))')
+  write_lock_for_inside
+  # shellcheck disable=SC2086 # one word a platform
+  .venv/bin/python -m pip --disable-pip-version-check -qq download --require-hashes --no-deps \
+    --only-binary=:all: --python-version "$version" $platforms --dest "$root/wheels" \
+    --requirement "$root/wheels/requirements.lock" </dev/null >&2 ||
+    die "pip finds no wheels for Python $version, which Debian unstable has now: 'make lock' takes" \
+      "newer releases; a package that has none at all needs a marker in pyproject.toml"
+  inside /venv/bin/python -m pip --disable-pip-version-check -qq install --no-index --no-compile \
+    --require-hashes --no-deps --find-links /wheels --requirement /wheels/requirements.lock
+  rm -rf "$root/wheels"
+  cksum <"$LOCK" >"$root/.venv-stamp"
+}
+
+is_venv_whole() {
+  [[ -f $root/.venv-stamp && $(<"$root/.venv-stamp") == "$(cksum <"$LOCK")" ]]
+}
+
+copy_repository() {
+  rm -rf "$root/kvtune"
+  mkdir "$root/kvtune"
+  tar --create --exclude-vcs --exclude='./.*_cache' --exclude=./.venv --exclude=./.hypothesis \
+    --exclude=./results --exclude=__pycache__ . | tar --extract --directory "$root/kvtune"
+}
+
+# --- what is run ----------------------------------------------------------------------------------
+
+verify() {
+  say "tuner verify $*"
+  inside python -m tuner verify "$@" --only strategy=matrix --validation
+}
+
+# pytest runs beside `tuner verify`: one takes a core, the other what is left.
+validate() {
+  local log="$root/pytest.log" failed=0
+  inside dpkg-query --show --showformat='${Package} ${Version}\n' mesa-vulkan-drivers
+  inside python -m tuner devices
+  inside python -m pytest -q -p no:cacheprovider --require-vulkan -k "$TESTS" \
+    >"$log" 2>&1 </dev/null &
+  verify --all-families --variants values || failed=1
+  verify paged_decode_q8 --variants 4 --shape 2x300:h8/2:d128 || failed=1
+  say "pytest -k '$TESTS'"
+  wait "$!" || failed=1
+  cat "$log"
+  return "$failed"
+}
+
+# --------------------------------------------------------------------------------------------------
+
+require_own_folder
+require_root
+require_debootstrap
+enter_own_namespace
+trap 'exit 130' INT
+trap 'exit 143' TERM
+mkdir -p "$(dirname "$root")"
+exec {lock}>"$root.lock"
+flock "$lock" # one run at a time
+is_system_whole || make_system
+mount -t proc proc "$root/proc"
+is_venv_whole || fill_venv
+copy_repository
+if ! validate; then
+  say "failed; see above"
+  exit 1
+fi
+say "all right (lavapipe has subgroups of 8 alone: 16, 32 and 64 need a GPU)"
