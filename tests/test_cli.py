@@ -527,7 +527,7 @@ def test_verify_passes_and_counts(run_on_device: Run) -> None:
 
 def test_verify_takes_only_the_variants_asked_for(run_on_device: Run) -> None:
     asked = {"strategy": ["scalar_f32"], "lanes_per_token": [4], "subgroups": [1, 2]}
-    asked |= {"staging": ["registers"], "split": ["none"], "load_words": [1]}
+    asked |= {"staging": ["registers"], "split": ["none"]}
     only = [w for name in asked for value in asked[name] for w in ("--only", f"{name}={value}")]
     arguments = ("verify", FAMILY, *only, "--variants", "values", "--shape", SMALL)
     covered = run_on_device(*arguments, "--json").json()["covered"][FAMILY]
