@@ -517,35 +517,36 @@ def test_verify_passes_and_counts(run_on_device: Run) -> None:
     ran = run_on_device("verify", FAMILY, "--variants", 3, "--shape", SMALL, code=0)
     assert "all answers are right" in ran.out
     assert "verified: 3/3" in ran.err
-    report = run_on_device(
-        "verify", "--all-families", "--variants", 1, "--shape", SMALL, "--json"
-    ).json()
-    assert {batch["variants"] for batch in report["batches"]} == {1}
-    assert len(report["batches"]) > 1
-    assert all(batch["failures"] == [] for batch in report["batches"])
+    writes = "cache_write:kv_heads=1,head_size=64,tokens=4"
+    arguments = ("verify", "--all-families", "--variants", 2, "--shape", writes, "--json")
+    batches = run_on_device(*arguments).json()["batches"]
+    assert [each["family"] for each in batches] == ["cache_write_f32", "cache_write_q8"]
+    assert [(each["variants"], each["failures"]) for each in batches] == [(2, [])] * 2
 
 
 def test_verify_takes_only_the_variants_asked_for(run_on_device: Run) -> None:
-    asked = {"strategy": ["scalar_f32"], "lanes_per_token": [4], "subgroups": [1, 2]}
-    asked |= {"staging": ["registers"], "split": ["none"]}
+    asked = {"strategy": ["teams"], "subgroups": [1, 4]}
     only = [w for name in asked for value in asked[name] for w in ("--only", f"{name}={value}")]
-    arguments = ("verify", FAMILY, *only, "--variants", "values", "--shape", SMALL)
-    covered = run_on_device(*arguments, "--json").json()["covered"][FAMILY]
+    report = run_on_device("verify", "kv_append_q8", *only, "--variants", "values", "--json").json()
+    covered = report["covered"]["kv_append_q8"]
     assert {name: covered[name] for name in asked} == asked
-    assert len(covered["tokens_unrolled"]) > 1
+    assert covered["halves"] == [1, 2]
+    first, *others = (batch["variants"] for batch in report["batches"])
+    assert first >= len(covered["lanes"]) > 1
+    assert set(others) == {1}
 
 
 @pytest.mark.parametrize(
     ("only", "says"),
     [
         (["strategy"], "'strategy' is no assignment"),
-        (["strategie=matrix"], "did you mean strategy"),
-        (["strategy=matrx"], "did you mean matrix"),
-        (["strategy=baseline", "query_terms=2"], "no such variant is legal"),
+        (["strategie=teams"], "did you mean strategy"),
+        (["strategy=team"], "did you mean teams"),
+        (["strategy=baseline", "halves=2"], "no such variant is legal"),
     ],
 )
 def test_verify_refuses_what_it_cannot_take_only(
     run_on_device: Run, only: list[str], says: str
 ) -> None:
     options = [word for text in only for word in ("--only", text)]
-    assert says in run_on_device("verify", FAMILY, *options, "--shape", SMALL, code=2).err
+    assert says in run_on_device("verify", "kv_append_q8", *options, code=2).err
