@@ -15,6 +15,7 @@ cd "$(dirname "$0")/.."
 readonly PACKAGES=mesa-vulkan-drivers,vulkan-validationlayers,glslang-tools,python3,python3-venv
 readonly MAX_AGE_DAYS=30
 readonly TESTS='matri or dealing or contract' # tests by name; all that need matrices say so
+readonly LAUNCH_TIMEOUT_S=400 # the driver compiles for 30 s of one core, and may have to share it
 readonly LOCK=requirements-dev.lock
 
 say() { printf 'newest-mesa: %s\n' "$*" >&2; }
@@ -140,7 +141,8 @@ copy_repository() {
 
 verify() {
   say "tuner verify $*"
-  inside python -m tuner verify "$@" --only strategy=matrix --validation
+  inside python -m tuner verify "$@" --only strategy=matrix --validation \
+    --launch-timeout "$LAUNCH_TIMEOUT_S"
 }
 
 # pytest runs beside `tuner verify`: one takes a core, the other what is left.

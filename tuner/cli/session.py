@@ -50,8 +50,11 @@ def opened(
     cache: Path | None = None,
     validation: bool = False,
     in_process: bool = False,
+    launch_s: float | None = None,
 ) -> Iterator[Opened]:
     """Open a device for the block, in a worker process unless `in_process`.
+
+    `launch_s` is how many seconds a launch may take, by default as `tuner.runner` has it.
 
     Raises:
         NoDeviceError: no driver, or none or several devices that match.
@@ -61,20 +64,26 @@ def opened(
     folder = cache or default_cache()
     compiler = Compiler(folder / "spirv")
     make = _in_process if in_process else _in_worker
-    with closing(make(selector, validation, folder / "pipelines")) as runner:
+    with closing(make(selector, validation, folder / "pipelines", launch_s)) as runner:
         yield Opened(runner, compiler)
 
 
-def _in_process(selector: str | None, validation: bool, cache: Path) -> VulkanRunner:
+def _in_process(
+    selector: str | None, validation: bool, cache: Path, launch_s: float | None
+) -> VulkanRunner:
     from tuner.runner.vulkan import VulkanRunner
 
-    return VulkanRunner(selector, validation, cache_dir=cache)
+    return VulkanRunner(selector, validation, cache_dir=cache, timeout_s=launch_s)
 
 
-def _in_worker(selector: str | None, validation: bool, cache: Path) -> WorkerRunner:
+def _in_worker(
+    selector: str | None, validation: bool, cache: Path, launch_s: float | None
+) -> WorkerRunner:
+    from tuner.runner._deadlines import Deadlines
     from tuner.runner.worker import WorkerRunner
 
-    return WorkerRunner(selector, validation, cache_dir=cache)
+    deadlines = Deadlines(launch_s=launch_s)
+    return WorkerRunner(selector, validation, cache_dir=cache, deadlines=deadlines)
 
 
 def session_name() -> str:

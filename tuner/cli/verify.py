@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +20,6 @@ from tuner.cli.output import note, print_json, print_table, say
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
 
     from tuner.cli.session import Opened
     from tuner.device_info import DeviceInfo
@@ -101,6 +101,15 @@ def verify(
             "--validation", help="Have the Khronos layer check; what it says is a failure."
         ),
     ] = False,
+    launch_timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--launch-timeout",
+            metavar="SECONDS",
+            min=1,
+            help="Of one launch, in which a CPU driver compiles; default 20, 90 on a CPU driver.",
+        ),
+    ] = None,
     device: options.Device = None,
     shape: options.Shape = None,
     model: options.Model = None,
@@ -117,6 +126,7 @@ def verify(
     not solve the problem or lack what --only names are left out. Exit code 1: an answer is wrong.
     """
     from tuner import kernels
+    from tuner.cli.session import opened
 
     if (family is None) != all_families:
         raise UsageError("give one FAMILY or --all-families")
@@ -125,9 +135,15 @@ def verify(
     chosen = having(chosen, pick.only)
     choice = options.ProblemChoice(shapes=shape, models=model, sequences=sequences, context=context)
     with ExitStack() as stack:
-        devices = _open_devices(
-            stack, device, cache=cache, validation=validation, in_process=in_process
+        open_one = partial(
+            opened,
+            device,
+            cache=cache,
+            validation=validation,
+            in_process=in_process,
+            launch_s=launch_timeout,
         )
+        devices = _open_devices(stack, open_one)
         info = devices[0].info
         if all_families and choice.said:
             able = tuple(each for each in chosen if choice.problems(each, on_cpu=info.is_cpu))
@@ -151,23 +167,12 @@ def verify(
 
 
 def _open_devices(
-    stack: ExitStack,
-    selector: str | None,
-    *,
-    cache: Path | None,
-    validation: bool,
-    in_process: bool,
+    stack: ExitStack, open_one: Callable[[], AbstractContextManager[Opened]]
 ) -> list[Opened]:
     """The device; a CPU driver's once for each core, since it compiles in the thread that runs."""
-    from tuner.cli.session import opened
-
-    def one() -> Opened:
-        entered = opened(selector, cache=cache, validation=validation, in_process=in_process)
-        return stack.enter_context(entered)
-
-    first = one()
+    first = stack.enter_context(open_one())
     more = min(MOST_CPU_DEVICES, os.cpu_count() or 1) - 1 if first.info.is_cpu else 0
-    return [first, *(one() for _ in range(more))]
+    return [first, *(stack.enter_context(open_one()) for _ in range(more))]
 
 
 def _run(batches: Sequence[Batch], devices: Sequence[Opened]) -> list[_Finding]:
