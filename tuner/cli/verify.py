@@ -20,7 +20,6 @@ from tuner.cli.output import note, print_json, print_table, say
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
-
     from tuner.cli.session import Opened
     from tuner.device_info import DeviceInfo
     from tuner.evaluate import Findings
