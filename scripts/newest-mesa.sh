@@ -139,12 +139,6 @@ copy_repository() {
 
 # --- what is run ----------------------------------------------------------------------------------
 
-verify() {
-  say "tuner verify $*"
-  inside python -m tuner verify "$@" --only strategy=matrix --validation \
-    --launch-timeout "$LAUNCH_TIMEOUT_S"
-}
-
 # pytest runs beside `tuner verify`: one takes a core, the other what is left.
 validate() {
   local log="$root/pytest.log" failed=0
@@ -152,8 +146,9 @@ validate() {
   inside python -m tuner devices
   inside python -m pytest -q -p no:cacheprovider --require-vulkan -k "$TESTS" \
     >"$log" 2>&1 </dev/null &
-  verify --all-families --variants values || failed=1
-  verify paged_decode_q8 --variants 4 --shape 2x300:h8/2:d128 || failed=1
+  say "tuner verify"
+  inside python -m tuner verify --all-families --only strategy=matrix --variants values \
+    --validation --launch-timeout "$LAUNCH_TIMEOUT_S" || failed=1
   say "pytest -k '$TESTS'"
   wait "$!" || failed=1
   cat "$log"
