@@ -34,18 +34,19 @@ def judged(
     runner: Runner,
     family: Family,
     problem: Problem,
-    text: str,
+    chosen: Values | str,
     *,
     cases: ResidentCases | None = None,
     render: Render = templates.render,
 ) -> Findings:
-    """What validation finds in a variant chosen for a problem.
+    """What validation finds in a variant, its values or the text of `variant`, for a problem.
 
     Raises:
         IllegalVariantError: it is not legal there.
     """
     evaluator = Evaluator(runner, COMPILER, family, problem, cases=cases, render=render)
-    trial = evaluator.prepare(evaluator.draft(variant(family, text, runner)))
+    values = variant(family, chosen, runner) if isinstance(chosen, str) else chosen
+    trial = evaluator.prepare(evaluator.draft(values))
     try:
         return evaluator.validate(trial)
     finally:

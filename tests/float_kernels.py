@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from tests.golden_vectors import Golden
-from tuner import kernels, templates
+from tuner import kernels
 from tuner.compile import Compiler
-from tuner.evaluate import Evaluator, Findings, Render, ResidentCases, build_job
+from tuner.evaluate import build_job
 from tuner.kernels.base import Candidate, Family, Operands, Values
 from tuner.kernels.space import parse_values
 from tuner.problems import PagedDecodeProblem
@@ -25,29 +25,6 @@ def variant(family: Family, text: str, subgroup_size: int) -> Values:
     strategy, *assignments = text.split()
     size = [] if strategy == "baseline" else [f"subgroup_size={subgroup_size}"]
     return parse_values(family, [f"strategy={strategy}", *size, *assignments], family.baseline)
-
-
-def judged(
-    runner: Runner,
-    family: Family,
-    problem: PagedDecodeProblem,
-    values: Values,
-    *,
-    cases: ResidentCases | None = None,
-    render: Render = templates.render,
-) -> Findings:
-    """What validation finds in a variant chosen for a problem.
-
-    Raises:
-        IllegalVariantError: it is not legal there.
-    """
-    evaluator = Evaluator(runner, COMPILER, family, problem, cases=cases, render=render)
-    trial = evaluator.prepare(evaluator.draft(values))
-    try:
-        return evaluator.validate(trial)
-    finally:
-        evaluator.release(trial)
-        evaluator.close()
 
 
 def job_of(

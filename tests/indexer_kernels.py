@@ -11,7 +11,7 @@ import numpy as np
 from tests.golden_vectors import Golden
 from tuner import templates
 from tuner.compile import Compiler
-from tuner.evaluate import Evaluator, Findings, Render, ResidentCases, build_job
+from tuner.evaluate import build_job
 from tuner.kernels import indexer
 from tuner.kernels.base import Candidate, Family, Operands, Values
 from tuner.kernels.indexer_operands import block_table, row_table
@@ -61,29 +61,6 @@ class Mistake:
             return rendered
         assert self.right in rendered.text, f"no longer in the template: {self.right}"
         return replace(rendered, text=rendered.text.replace(self.right, self.wrong))
-
-
-def judged(
-    runner: Runner,
-    family: Family,
-    problem: IndexerStepProblem,
-    values: Values,
-    *,
-    cases: ResidentCases | None = None,
-    render: Render = templates.render,
-) -> Findings:
-    """What validation finds in a variant chosen for a problem.
-
-    Raises:
-        IllegalVariantError: it is not legal there.
-    """
-    evaluator = Evaluator(runner, COMPILER, family, problem, cases=cases, render=render)
-    trial = evaluator.prepare(evaluator.draft(values))
-    try:
-        return evaluator.validate(trial)
-    finally:
-        evaluator.release(trial)
-        evaluator.close()
 
 
 def launched(

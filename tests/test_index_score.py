@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from tests.family_kernels import judged
 from tests.golden_vectors import load, names
 from tests.indexer_kernels import (
     COMPILER,
@@ -15,7 +16,6 @@ from tests.indexer_kernels import (
     golden_operands,
     golden_problem,
     golden_results,
-    judged,
     launched,
     variant,
 )

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.family_kernels import judged
 from tests.golden_vectors import load, names
 from tests.indexer_kernels import (
     COMPILER,
@@ -17,7 +18,6 @@ from tests.indexer_kernels import (
     golden_operands,
     golden_problem,
     golden_results,
-    judged,
     launched,
     variant,
 )

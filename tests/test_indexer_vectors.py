@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.family_kernels import judged
 from tests.golden_vectors import load, names
 from tests.indexer_kernels import (
     COMPILER,
@@ -18,7 +19,6 @@ from tests.indexer_kernels import (
     golden_operands,
     golden_problem,
     golden_results,
-    judged,
     launched,
     variant,
 )

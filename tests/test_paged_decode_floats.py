@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.family_kernels import judged
 from tests.float_kernels import (
     COMPILER,
     F16,
@@ -18,7 +19,6 @@ from tests.float_kernels import (
     golden_operands,
     golden_problem,
     job_of,
-    judged,
     launched,
     variant,
     with_inputs,

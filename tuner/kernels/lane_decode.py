@@ -81,8 +81,11 @@ def _check_features(c: Candidate) -> str | None:
 
 
 def _check_lanes(c: Candidate) -> str | None:
-    if not by_lanes(c.values):
-        return None
+    return lanes_reason(c) if by_lanes(c.values) else None
+
+
+def lanes_reason(c: Candidate) -> str | None:
+    """Why the lanes of a token cannot share its words; None if they can."""
     lanes, words = c["lanes_per_token"], c.problem.head_size // 4
     if lanes > c["subgroup_size"]:
         return f"{lanes} lanes per token are more than the subgroup's {c['subgroup_size']}"

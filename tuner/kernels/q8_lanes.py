@@ -19,7 +19,7 @@ from tuner.kernels.base import (
     PushField,
     Values,
 )
-from tuner.kernels.lane_decode import MAX_LANE_WORDS, MAX_UNROLLED_WORDS
+from tuner.kernels.lane_decode import MAX_LANE_WORDS, MAX_UNROLLED_WORDS, lanes_reason
 from tuner.kernels.q8_operands import max_parts
 
 CHUNK = 32
@@ -311,14 +311,7 @@ def _check_head_slices(c: Candidate) -> str | None:
 
 
 def _check_lanes(c: Candidate) -> str | None:
-    if not tuned(c.values):
-        return None
-    lanes, words = c["lanes_per_token"], c.problem.head_size // 4
-    if lanes > c["subgroup_size"]:
-        return f"{lanes} lanes per token are more than the subgroup's {c['subgroup_size']}"
-    if words % lanes:
-        return f"{lanes} lanes cannot share the {words} words of a token evenly"
-    return None
+    return lanes_reason(c) if tuned(c.values) else None
 
 
 def _check_registers(c: Candidate) -> str | None:
