@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float64]
 Make = Callable[[np.random.Generator, int], Floats]
 """A stream of so many samples from a source of chance."""
 
-H200 = Path(__file__).parents[1] / "results" / "nvidia-h200"
+H200 = Path(__file__).parents[1] / "results" / "published" / "nvidia-h200"
 TRUTH_NS = 86_000.0
 """The median of all streams here, of 1 % spread unless they say otherwise."""
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import nbformat
 import pytest
 from nbclient import NotebookClient
@@ -68,10 +69,22 @@ def test_the_notebook_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.M
         run(tmp_path, monkeypatch)
 
 
-@pytest.mark.skipif(not device_folders(ROOT / "results"), reason="no results are committed")
-def test_the_notebook_runs_on_the_committed_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = run(ROOT / "results", monkeypatch)
-    assert len(outputs(done, "image/png")) == 1 + 4 * len(device_folders(ROOT / "results"))
+def test_the_notebook_shows_published_results_of_other_devices_than_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed = ROOT / "results" / "published"
+    (tmp_path / "published").symlink_to(committed)
+    names = {folder.name for folder in device_folders(committed)}
+    assert {"nvidia-h200", "llvmpipe"} <= names
+    own = msgspec.structs.replace(software(), name="llvmpipe (my own)")
+    assert own.slug in names
+    fill(tmp_path, own, 1)
+    done = run(tmp_path, monkeypatch)
+    assert len(outputs(done, "image/png")) == 1 + 4 * len(names)
+    listed = outputs(done, "text/html")[0]
+    assert "published/nvidia-h200" in listed
+    assert own.name in listed
+    assert "published/llvmpipe" not in listed
 
 
 def test_the_committed_notebook_has_no_outputs() -> None:

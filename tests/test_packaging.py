@@ -17,6 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from tuner.cli import options
+from tuner.results.store import DEVICE, RECORDS
+
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATES = {path.relative_to(ROOT) for path in (ROOT / "kernel_templates").rglob("*.jinja")}
 TRY_THE_PACKAGE = """
@@ -78,15 +81,25 @@ def test_wheel_works_in_another_environment(built: Path, tmp_path: Path) -> None
     assert "Usage: tuner" in run(tmp_path / "bin" / "tuner", "--help", cwd=tmp_path)
 
 
-def committed_files() -> Iterator[Path]:
-    """Files that git tracks or would add; skips the test where there is no repository."""
-    git = shutil.which("git")
-    if git is None or not (ROOT / ".git").exists():
+def git(*arguments: str) -> str:
+    """What git prints; skips the test where there is no repository."""
+    found = shutil.which("git")
+    if found is None or not (ROOT / ".git").exists():
         pytest.skip("needs a git repository")
-    listed = run(
-        git, "-c", "safe.directory=*", "ls-files", "-co", "--exclude-standard", "-z", cwd=ROOT
-    )
+    return run(found, "-c", "safe.directory=*", *arguments, cwd=ROOT)
+
+
+def committed_files() -> Iterator[Path]:
+    """Files that git tracks or would add."""
+    listed = git("ls-files", "-co", "--exclude-standard", "-z")
     return (ROOT / name for name in listed.split("\0") if (ROOT / name).is_file())
+
+
+def test_git_ignores_what_a_user_measures_and_nothing_that_is_published() -> None:
+    assert git("ls-files", "-ci", "--exclude-standard") == ""
+    made = [options.RESULTS / "some-device" / name for name in (RECORDS, DEVICE, "spirv/a.spv")]
+    kept = [options.RESULTS / "published" / "some-device" / RECORDS, options.RESULTS / "README.md"]
+    assert git("check-ignore", *map(str, (*made, *kept))).split() == [str(path) for path in made]
 
 
 def test_no_file_names_a_package_index_or_a_machine_path() -> None:
