@@ -141,10 +141,10 @@ def test_a_record_whose_sources_have_changed_is_passed_over(tmp_path: Path) -> N
     stale, good = toy_record(FAST, 10.0), toy_record({**FAST, "unroll": 2}, 10.05)
     also_stale = toy_record({**FAST, "unroll": 4}, 10.06)
 
-    def identify(family: Family, record: Record) -> str:
-        return good.variant if record.values == good.values else "changed"
+    def objection(record: Record) -> str | None:
+        return None if record.values == good.values else "changed"
 
-    config, _ = export(tmp_path, [stale, good, also_stale], identify=identify)
+    config, _ = export(tmp_path, [stale, good, also_stale], objection=objection)
     (entry,) = config.families["toy"].entries
     assert (entry.values, entry.tied) == (good.values, ())
 

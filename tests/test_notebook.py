@@ -82,6 +82,7 @@ def test_the_notebook_shows_published_results_of_other_devices_than_ones_own(
     done = run(tmp_path, monkeypatch)
     assert len(outputs(done, "image/png")) == 1 + 4 * len(names)
     listed = outputs(done, "text/html")[0]
+    assert "of today&#x27;s kernels" in listed or "of today's kernels" in listed
     assert "published/nvidia-h200" in listed
     assert own.name in listed
     assert "published/llvmpipe" not in listed

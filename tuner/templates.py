@@ -145,8 +145,8 @@ def _take_out_marks(template: str, marked: str) -> tuple[str, tuple[Origin, ...]
     origins: list[Origin | None] = []
     lines: list[str] = []
     for raw in marked.removesuffix("\n").split("\n"):
-        found = _MARK.findall(raw)
-        line = _MARK.sub("", raw).rstrip()
+        found = _MARK.findall(raw) if _OPEN in raw else []
+        line = (_MARK.sub("", raw) if found else raw).rstrip()
         if not line and (not lines or not lines[-1]):
             continue
         lines.append(line)

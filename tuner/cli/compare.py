@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tuner.cli import options
+from tuner.cli.currency import UNTOLD, Earlier
 from tuner.cli.output import microseconds, note, print_json, print_table, say
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tuner.device_info import DeviceInfo
+    from tuner.evaluate import Currency
     from tuner.records import Record
     from tuner.results import Pair, Side, SideBySide
 
@@ -20,6 +27,15 @@ SLOWER = 3
 """The exit code where B is slower than `--fail-if-slower` allows."""
 
 _SIDE = "[RESULTS|DEVICE][@VARIANT]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chosen:
+    """A side with the records that count, how many were left out, and what there is to say."""
+
+    side: Side
+    left_out: int = 0
+    remark: str | None = None
 
 
 def compare(
@@ -38,24 +54,31 @@ def compare(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the ratios, too.")
     ] = None,
+    earlier: Earlier = False,
     json: options.Json = False,
 ) -> None:
     """Say of each problem whether B is faster or slower than A.
 
     RESULTS is a folder or a records file, DEVICE a name below --out; VARIANT is best (default),
-    baseline, name=value,… or the start of a record's identity. Needs no device.
+    baseline, name=value,… or the start of a record's identity. Needs no device. A side with records
+    of today's kernels is compared by these alone, unless an identity or --earlier says otherwise.
     """
     from tuner.results import side_by_side
 
     limit = None if fail_if_slower is None else _fraction(fail_if_slower)
-    sides = _side(a, out), _side(b, out)
+    currency_of = functools.cache(_currency)
+    chosen = [_chosen(text, out, currency_of, earlier=earlier) for text in (a, b)]
+    sides = chosen[0].side, chosen[1].side
+    for side, remark in ((one.side, one.remark) for one in chosen):
+        if remark:
+            note(f"note: {side.name}: {remark}")
     found = side_by_side(*sides)
     if plot is not None:
         from tuner.plots import ratios, save
 
         save(ratios(found.pairs, names=(a, b), limit=limit), plot)
     if json:
-        print_json(_as_data(sides, found))
+        print_json(_as_data(chosen, found))
     else:
         _print(sides, found)
     for each in found.unpaired:
@@ -73,7 +96,9 @@ def _fraction(text: str) -> float:
     return float(match[1]) / 100
 
 
-def _side(text: str, out: Path) -> Side:
+def _chosen(
+    text: str, out: Path, currency_of: Callable[[DeviceInfo], Currency], *, earlier: bool
+) -> _Chosen:
     """What the user's A or B stands for.
 
     Raises:
@@ -83,26 +108,52 @@ def _side(text: str, out: Path) -> Side:
     from tuner.results.sides import BEST
 
     source, _, variant = (text, "", "") if Path(text).exists() else text.partition("@")
-    return Side(name=text, records=_records(source, out), variant=variant or BEST)
+    records, info = _records(source, out)
+    everything = Side(name=text, records=records, variant=variant or BEST)
+    if earlier or everything.names_identity:
+        return _Chosen(side=everything)
+    if info is None:
+        return _Chosen(side=everything, remark=f"{UNTOLD}: all count")
+    sifted = currency_of(info).sift(records)
+    if not sifted.earlier:
+        return _Chosen(side=everything)
+    if not sifted.current:
+        remark = f"all {len(records)} records are of earlier kernels ({sifted.reason})"
+        return _Chosen(side=everything, remark=remark)
+    return _Chosen(
+        side=Side(name=text, records=sifted.current, variant=everything.variant),
+        left_out=len(sifted.earlier),
+        remark=f"{len(sifted.earlier)} of {len(records)} records are of earlier kernels "
+        f"({sifted.reason}) and left out; --earlier counts them, too",
+    )
 
 
-def _records(source: str, out: Path) -> tuple[Record, ...]:
+def _currency(info: DeviceInfo) -> Currency:
+    from tuner.compile import Compiler
+    from tuner.evaluate import Currency
+
+    return Currency(info, Compiler().identity)
+
+
+def _records(source: str, out: Path) -> tuple[tuple[Record, ...], DeviceInfo | None]:
+    """The records, and whose they are, if a snapshot beside them tells."""
     from tuner.errors import ResultsError
     from tuner.records import Record
     from tuner.results import Store
     from tuner.results.journal import read_journal
 
     path = Path(source) if source else out
+    info = None
     if path.is_file():
         records, repairs = read_journal(path, Record)
     else:
         store = Store(_one_device(path, source, out), read_only=True)
-        records, repairs = store.records(), store.repairs
+        records, repairs, info = store.records(), store.repairs, store.device()
     for repair in repairs:
         note(f"note: {repair}")
     if not records:
         raise ResultsError(path, "holds no records: tune first")
-    return records
+    return records, info
 
 
 def _one_device(path: Path, source: str, out: Path) -> Path:
@@ -178,10 +229,19 @@ def _told(between: float | None) -> str:
     return f"measured anew, a median varies by {100 * between:.2g} % beyond what its samples tell"
 
 
-def _as_data(sides: tuple[Side, Side], found: SideBySide) -> dict[str, Any]:
+def _as_data(chosen: Sequence[_Chosen], found: SideBySide) -> dict[str, Any]:
+    sides = {
+        letter: {
+            "name": each.side.name,
+            "variant": each.side.variant,
+            "between": between,
+            "left_out": each.left_out,
+            "remark": each.remark,
+        }
+        for letter, each, between in zip("ab", chosen, found.between, strict=True)
+    }
     return {
-        "a": {"name": sides[0].name, "variant": sides[0].variant, "between": found.between[0]},
-        "b": {"name": sides[1].name, "variant": sides[1].variant, "between": found.between[1]},
+        **sides,
         "geometric_mean": _geometric_mean(found.pairs),
         "problems": [
             {

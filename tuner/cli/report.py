@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli import options
+from tuner.cli.currency import Earlier
 from tuner.cli.output import note, print_json, say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from tuner.compile import Compiler
     from tuner.device_info import DeviceInfo
-    from tuner.export import Build, Exported, Identify
+    from tuner.evaluate import Currency
+    from tuner.export import Build, Exported
+    from tuner.records import Record
     from tuner.results import Store
 
-BEST_CONFIG = "best-config"
-FORMATS = (BEST_CONFIG, "t4", "csv", "markdown")
+BEST_CONFIG, MARKDOWN = "best-config", "markdown"
+FORMATS = (BEST_CONFIG, "t4", "csv", MARKDOWN)
 PLOTS_FOLDER = "plots"
 
 Folder = Annotated[
@@ -37,25 +40,30 @@ def export(
         str, typer.Option("--format", metavar="|".join(FORMATS), help="What to write.")
     ] = BEST_CONFIG,
     out: options.Out = options.RESULTS,
+    earlier: Earlier = False,
     cache: options.Cache = None,
     json: options.Json = False,
 ) -> None:
     """Write stored results in another form.
 
     The files go beside the results; their paths are printed. Needs no device. Of several devices,
-    one whose results cannot be written so does not hinder the others.
+    one whose results cannot be written so does not hinder the others. T4 and CSV have every record;
+    best-config and Markdown, which choose, have those of today's kernels.
     """
-    from tuner.compile import Compiler
-    from tuner.errors import ResultsError, UnknownNameError
+    from tuner.errors import ResultsError, UnknownNameError, UsageError
 
     if format_name not in FORMATS:
         raise UnknownNameError("format", format_name, FORMATS)
-    compiler = Compiler(spirv_cache(cache)) if format_name == BEST_CONFIG else None
+    if earlier and format_name == BEST_CONFIG:
+        raise UsageError(
+            "--earlier: kernels of earlier sources cannot be made any more, so no configuration "
+            "can name them: `tuner tune` measures those of today"
+        )
     written: list[Path] = []
     failed: list[ResultsError] = []
     for store in _stores(folder, out):
         try:
-            written += _written(store, format_name, compiler)
+            written += _written(store, format_name, cache, earlier=earlier)
         except ResultsError as error:
             failed.append(error)
     if json:
@@ -69,26 +77,44 @@ def export(
         raise failed[-1]
 
 
-def _written(store: Store, format_name: str, compiler: Compiler | None) -> tuple[Path, ...]:
+def _written(
+    store: Store, format_name: str, cache: Path | None, *, earlier: bool
+) -> tuple[Path, ...]:
+    from tuner.cli.currency import shown_records
+    from tuner.compile import Compiler
     from tuner.errors import ResultsError
+    from tuner.evaluate import Currency
     from tuner.export import export_table
 
-    if compiler is None:
+    if format_name == MARKDOWN:
+        return export_table(store, format_name, records=shown_records(store, earlier=earlier))
+    if format_name != BEST_CONFIG:
         return export_table(store, format_name)
-    info = store.device()
+    info, compiler = store.device(), Compiler(spirv_cache(cache))
     if info is None:
         raise ResultsError(store.folder, "has no device.json to tell whose results these are")
-    return (export_best(store, info, compiler).path,)
+    currency = Currency(info, compiler.identity)
+    return (export_best(store, info, compiler, currency).path,)
 
 
 def plot(
-    folder: Folder = None, *, out: options.Out = options.RESULTS, json: options.Json = False
+    folder: Folder = None,
+    *,
+    out: options.Out = options.RESULTS,
+    earlier: Earlier = False,
+    json: options.Json = False,
 ) -> None:
     """Draw stored results as PNG files.
 
     Prints their paths. Needs no device.
     """
-    written = [path for store in _stores(folder, out) for path in save_plots(store)]
+    from tuner.cli.currency import shown_records
+
+    written = [
+        path
+        for store in _stores(folder, out)
+        for path in save_plots(store, shown_records(store, earlier=earlier))
+    ]
     if json:
         print_json({"files": written})
     else:
@@ -116,7 +142,7 @@ def _stores(folder: Path | None, out: Path) -> Iterator[Store]:
         yield store
 
 
-def export_best(store: Store, info: DeviceInfo, compiler: Compiler) -> Exported:
+def export_best(store: Store, info: DeviceInfo, compiler: Compiler, currency: Currency) -> Exported:
     """Write `best-config.json`; says on standard error what had to be left out, and why.
 
     Raises:
@@ -124,15 +150,16 @@ def export_best(store: Store, info: DeviceInfo, compiler: Compiler) -> Exported:
     """
     from tuner.export import export_best_config
 
-    build, identify = _makers(info, compiler)
-    exported = export_best_config(store, info=info, build=build, identify=identify)
+    exported = export_best_config(
+        store, info=info, build=_builder(info, compiler), objection=currency.objection
+    )
     for reason in exported.left_out:
         note(f"left out: {reason}")
     return exported
 
 
-def save_plots(store: Store) -> list[Path]:
-    """Draw all plots of a store into the folder `plots` beside its records.
+def save_plots(store: Store, records: Sequence[Record]) -> list[Path]:
+    """Draw all plots of a store, with these of its records, into the folder `plots` beside them.
 
     Raises:
         ResultsError: there is nothing to draw, or the folder cannot be written to.
@@ -147,14 +174,14 @@ def save_plots(store: Store) -> list[Path]:
     )
     from tuner.results import read_peers
 
-    if not store.records():
+    if not records:
         raise ResultsError(store.folder, "no records to plot: tune first")
     folder, device = store.folder / PLOTS_FOLDER, store.device()
-    figures = {name: draw(store.records(), device) for name, draw in PLOTS.items()}
+    figures = {name: draw(records, device) for name, draw in PLOTS.items()}
     if peers := read_peers(store.folder):
-        figures["context"] = utilisation_by_context(store.records(), device, peers=peers)
-    if any(record.energy for record in store.records()):
-        figures["energy"] = energy_against_time(store.records(), device)
+        figures["context"] = utilisation_by_context(records, device, peers=peers)
+    if any(record.energy for record in records):
+        figures["energy"] = energy_against_time(records, device)
     whole = [each for each in store.calibrations() if each.is_full]
     if whole:
         last = max(whole, key=lambda each: each.time)
@@ -169,31 +196,17 @@ def spirv_cache(cache: Path | None) -> Path:
     return (cache or default_cache()) / "spirv"
 
 
-def _makers(info: DeviceInfo, compiler: Compiler) -> tuple[Build, Identify]:
-    """How an export makes a variant's job anew, and tells its identity of today."""
-    import msgspec
-
-    from tuner.evaluate import build_job, render_passes, variant_key
+def _builder(info: DeviceInfo, compiler: Compiler) -> Build:
+    """How an export makes a variant's job anew."""
+    from tuner.evaluate import build_job
     from tuner.kernels.base import Candidate, Family, Values
     from tuner.kernels.space import canonical, require_legal
     from tuner.problems import Problem
-    from tuner.records import Record
     from tuner.runner.protocol import Job
 
-    def candidate_of(family: Family, problem: Problem, values: Values) -> Candidate:
-        require_legal(family, values, problem, info)
-        return Candidate(canonical(family, values), problem, info)
-
     def build(family: Family, problem: Problem, values: Values) -> Job:
-        candidate = candidate_of(family, problem, values)
+        require_legal(family, values, problem, info)
+        candidate = Candidate(canonical(family, values), problem, info)
         return build_job(family, candidate, family.timing_scalars(problem), compiler).job
 
-    def identify(family: Family, record: Record) -> str:
-        candidate = candidate_of(family, record.problem, record.values)
-        scalars = family.timing_scalars(record.problem)
-        passes = render_passes(family, candidate.values, record.problem, info, scalars=scalars)
-        its_card = msgspec.structs.replace(info, uuid=record.device_uuid)
-        there = Candidate(candidate.values, record.problem, its_card)
-        return variant_key(family, there, passes, compiler.identity)
-
-    return build, identify
+    return build

@@ -260,17 +260,24 @@ def _quit(folder: Path) -> None:
 
 def _write(store: Store, device: Opened) -> _Written:
     """Export, then plot. What cannot be exported is told, not raised: the summary must come."""
+    from tuner.cli.currency import current_records
     from tuner.cli.report import export_best, save_plots
     from tuner.errors import ResultsError
+    from tuner.evaluate import Currency
 
     if not store.records():
         return _Written(error="nothing was measured, so there is nothing to export")
-    best_config, error = None, None
+    best_config, plots, error = None, [], None
+    currency = Currency(device.info, device.compiler.identity)
     try:
-        best_config = export_best(store, device.info, device.compiler).path
+        best_config = export_best(store, device.info, device.compiler, currency).path
     except ResultsError as refused:
         error = str(refused)
-    return _Written(best_config=best_config, plots=tuple(save_plots(store)), error=error)
+    try:
+        plots = save_plots(store, current_records(store, currency, option="`tuner plot --earlier`"))
+    except ResultsError as refused:
+        error = error or str(refused)
+    return _Written(best_config=best_config, plots=tuple(plots), error=error)
 
 
 def _print_result(result: RunResult, folder: Path, written: _Written) -> None:

@@ -11,6 +11,7 @@ from tuner.evaluate.building import (
     render_passes,
     variant_key,
 )
+from tuner.evaluate.currency import Currency, Sifted
 from tuner.evaluate.evaluator import Evaluator
 from tuner.evaluate.finals import DRIFT_LIMIT, FINAL, REFERENCE, measure_again, time_again
 from tuner.evaluate.residents import ResidentCases, copies_for
@@ -29,6 +30,7 @@ __all__ = [
     "FINAL",
     "REFERENCE",
     "Built",
+    "Currency",
     "Draft",
     "Evaluator",
     "Failure",
@@ -38,6 +40,7 @@ __all__ = [
     "RenderedPass",
     "ResidentCases",
     "Session",
+    "Sifted",
     "SpirvCompiler",
     "TrialLostDeviceError",
     "build_job",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tuner.device_info import DeviceInfo
 from tuner.errors import ResultsError, UnknownNameError
 from tuner.export import comma_separated, markdown, t4
-from tuner.export.chosen import Build, Exported, Identify, export_best_config
+from tuner.export.chosen import Build, Exported, Objection, export_best_config
+from tuner.records import Record
 from tuner.results import Store, outcomes
 from tuner.results.files import make_folder, write_atomic
 
@@ -16,14 +18,20 @@ __all__ = [
     "FORMATS",
     "Build",
     "Exported",
-    "Identify",
+    "Objection",
     "export_best_config",
     "export_table",
 ]
 
 
-def export_table(store: Store, name: str, folder: Path | str | None = None) -> tuple[Path, ...]:
-    """Write the store's records in the format `name` (see `FORMATS`), by default beside them.
+def export_table(
+    store: Store,
+    name: str,
+    folder: Path | str | None = None,
+    *,
+    records: Sequence[Record] | None = None,
+) -> tuple[Path, ...]:
+    """Write records in the format `name` (see `FORMATS`), by default all of the store beside them.
 
     Raises:
         UnknownNameError: no such format.
@@ -31,11 +39,12 @@ def export_table(store: Store, name: str, folder: Path | str | None = None) -> t
     """
     if name not in FORMATS:
         raise UnknownNameError("format", name, FORMATS)
-    if not store.records():
+    listed = store.records() if records is None else records
+    if not listed:
         raise ResultsError(store.folder, "no records to export: tune first")
     target = Path(folder) if folder is not None else store.folder
     written = []
-    for relative, text in FORMATS[name](store).items():
+    for relative, text in FORMATS[name](listed, store.device()).items():
         path = target / relative
         make_folder(path.parent)
         write_atomic(path, text.encode())
@@ -43,10 +52,10 @@ def export_table(store: Store, name: str, folder: Path | str | None = None) -> t
     return tuple(written)
 
 
-def _t4(store: Store) -> dict[str, str]:
+def _t4(records: Sequence[Record], _device: DeviceInfo | None) -> dict[str, str]:
     """One file per problem; driver and device are told apart by its number where there are more."""
     files: dict[str, str] = {}
-    for outcome in outcomes(store.records(), baseline_of=lambda _: None):
+    for outcome in outcomes(records, baseline_of=lambda _: None):
         slug = re.sub(r"[^a-z0-9]+", "-", outcome.problem.label.lower()).strip("-")
         stem = f"t4/{outcome.family}/{slug}-{outcome.problem.key[:6]}"
         same = sum(name.startswith(stem) for name in files)
@@ -54,17 +63,17 @@ def _t4(store: Store) -> dict[str, str]:
     return files
 
 
-def _csv(store: Store) -> dict[str, str]:
-    return {"results.csv": comma_separated.text(store.records())}
+def _csv(records: Sequence[Record], _device: DeviceInfo | None) -> dict[str, str]:
+    return {"results.csv": comma_separated.text(records)}
 
 
-def _markdown(store: Store) -> dict[str, str]:
-    return {"results.md": markdown.text(store.records(), device=store.device())}
+def _markdown(records: Sequence[Record], device: DeviceInfo | None) -> dict[str, str]:
+    return {"results.md": markdown.text(records, device=device)}
 
 
-FORMATS: dict[str, Callable[[Store], dict[str, str]]] = {
+FORMATS: dict[str, Callable[[Sequence[Record], DeviceInfo | None], dict[str, str]]] = {
     "t4": _t4,
     "csv": _csv,
     "markdown": _markdown,
 }
-"""Formats of `export_table`: from a store to file names and contents."""
+"""Formats of `export_table`: from records and their device to file names and contents."""

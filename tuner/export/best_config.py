@@ -92,9 +92,12 @@ class EntryPass(msgspec.Struct, frozen=True, kw_only=True):
         """The pass's SPIR-V from below the configuration's folder, its checksum verified.
 
         Raises:
-            InputFileError: the file is missing, or not the one that was exported.
+            InputFileError: the file is missing, as after another export that no longer names it, or
+                not the one that was exported.
         """
         path = Path(folder) / self.spirv
+        if not path.exists():
+            raise InputFileError(path, f"is not there: load {FILE_NAME} anew, or export again")
         data = _read(path)
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise InputFileError(path, "is not the SPIR-V that was exported: export again")

@@ -15,6 +15,7 @@ import tuner
 from tuner import kernels
 from tuner.device_info import DeviceInfo
 from tuner.errors import IllegalVariantError, ResultsError, TunerError, UnknownNameError
+from tuner.export import bundle
 from tuner.export.best_config import (
     FILE_NAME,
     FORMAT_VERSION,
@@ -33,20 +34,18 @@ from tuner.export.best_config import (
     Evidence,
     FamilyConfig,
     Tied,
-    encode,
 )
 from tuner.kernels.base import Candidate, Family, Values
 from tuner.kernels.space import canonical
 from tuner.problems import Problem
 from tuner.records import Record
 from tuner.results import Outcome, Store, outcomes
-from tuner.results.files import make_folder, write_atomic
 from tuner.results.front import front
 from tuner.results.outcomes import interval, leading
 from tuner.runner.protocol import Job, JobPass
 
 Build = Callable[[Family, Problem, Values], Job]
-Identify = Callable[[Family, Record], str]
+Objection = Callable[[Record], str | None]
 
 _PACK = {"uint": "I", "int": "i", "float": "f"}
 
@@ -65,31 +64,31 @@ def export_best_config(
     *,
     info: DeviceInfo,
     build: Build,
-    identify: Identify | None = None,
+    objection: Objection | None = None,
     family_of: Callable[[str], Family] = kernels.family,
 ) -> Exported:
     """Write `best-config.json` and the SPIR-V it names into the store's folder.
 
     Chosen is the best of the correct records of this device's name and driver: the fastest or, of
     those that were timed in turns and are tied with it, the simplest (see `tuner.results.Outcome`).
-    `build` makes the chosen variant anew; `identify`, where given, computes the identity that a
-    record's variant has today on the card that it was measured on: another card of the same model
-    and driver is as good. Records of another identity (sources or compiler have changed since) are
-    passed over.
-    Each file is replaced by renaming, the configuration last, so what can be read is whole.
+    `build` makes the chosen variant anew. Records to which there is an `objection` (such as
+    `tuner.evaluate.Currency`'s, that they are of earlier kernels) count for nothing here.
+    Each file is replaced by renaming, the configuration last, so what can be read is whole. SPIR-V
+    of earlier exports that it no longer names is removed then.
 
     Raises:
         ResultsError: no record can be exported, or the folder cannot be written to.
     """
-    exporter = _Exporter(info=info, build=build, identify=identify, family_of=family_of)
+    exporter = _Exporter(info=info, build=build, objection=objection, family_of=family_of)
     families: dict[str, FamilyConfig] = {}
     ours = [r for r in store.records() if (r.device, r.driver) == (info.name, info.driver)]
-    for outcome in outcomes(ours, baseline_of=exporter.baseline_of):
-        entry = exporter.entry(outcome)
+    for everything in outcomes(ours, baseline_of=lambda _: None):
+        entry = exporter.entry(everything)
         if entry is not None:
-            abi = abi_of(family_of(outcome.family))
-            before = families.get(outcome.family, FamilyConfig(abi=abi, entries=()))
-            families[outcome.family] = FamilyConfig(abi=abi, entries=(*before.entries, entry))
+            name = everything.family
+            abi = abi_of(family_of(name))
+            before = families.get(name, FamilyConfig(abi=abi, entries=()))
+            families[name] = FamilyConfig(abi=abi, entries=(*before.entries, entry))
     if not families:
         why, *others = exporter.left_out or [f"no records of {info.name} with {info.driver}"]
         also = f"; and so for {len(others)} more problems" if others else ""
@@ -106,7 +105,7 @@ def export_best_config(
         calibration=_calibration(store, info),
         families=families,
     )
-    _write(store.folder, config, exporter.spirv)
+    bundle.write(store.folder, config, exporter.spirv)
     return Exported(
         path=store.folder / FILE_NAME,
         entries=sum(len(f.entries) for f in families.values()),
@@ -140,34 +139,40 @@ class _Exporter:
 
     info: DeviceInfo
     build: Build
-    identify: Identify | None
+    objection: Objection | None
     family_of: Callable[[str], Family]
     spirv: dict[str, bytes] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
 
-    def baseline_of(self, name: str) -> Values | None:
+    def entry(self, everything: Outcome) -> Entry | None:
+        """The entry for all that is known of a problem, or None with a reason in `left_out`."""
+        where = f"{everything.family} on {everything.problem.label}"
         try:
-            family = self.family_of(name)
-        except UnknownNameError:
-            return None
-        return canonical(family, family.baseline)
-
-    def entry(self, outcome: Outcome) -> Entry | None:
-        """The entry for an outcome, or None with a reason added to `left_out`."""
-        where = f"{outcome.family} on {outcome.problem.label}"
-        try:
-            family = self.family_of(outcome.family)
+            family = self.family_of(everything.family)
         except UnknownNameError as error:
             self.left_out.append(f"{where}: {error}")
             return None
-        reasons: list[str] = []
+        objections = {record.variant: self._objection(record) for record in everything.records}
+        reasons = [why for r in everything.ranked if (why := objections[r.variant]) is not None]
+        usable = [record for record in everything.records if objections[record.variant] is None]
+        baseline = canonical(family, family.baseline)
+        for outcome in outcomes(usable, baseline_of=lambda _: baseline):
+            entry = self._best(family, outcome, reasons)
+            if entry is not None:
+                return entry
+        why = f"none of {len(reasons)} correct variants is usable: {reasons[0]}" if reasons else ""
+        self.left_out.append(f"{where}: {why or 'no correct variant'}")
+        return None
+
+    def _objection(self, record: Record) -> str | None:
+        return None if self.objection is None else self.objection(record)
+
+    def _best(self, family: Family, outcome: Outcome, reasons: list[str]) -> Entry | None:
+        """The entry of the best variant that can be made; adds to `reasons` why others cannot."""
         leaders = outcome.leaders
         order = (*leaders, *(record for record in outcome.ranked if record not in leaders))
         for place, record in enumerate(order):
             try:
-                if not self._is_current(family, record):
-                    reasons.append("sources or compiler have changed since")
-                    continue
                 job = self.build(family, record.problem, record.values)
             except IllegalVariantError as error:
                 reasons.append(f"no variant of today: {'; '.join(error.reasons)}")
@@ -176,26 +181,9 @@ class _Exporter:
                 reasons.append(str(error))
                 continue
             rivals = leaders if place < len(leaders) else leading(order[place:])
-            tied = self._current(family, [each for each in rivals if each is not record])
+            tied = [each for each in rivals if each is not record]
             return self._made(family, record, job, outcome, tied)
-        why = f"none of {len(reasons)} correct variants is usable: {reasons[0]}" if reasons else ""
-        self.left_out.append(f"{where}: {why or 'no correct variant'}")
         return None
-
-    def _is_current(self, family: Family, record: Record) -> bool:
-        if self.identify is None:
-            return True
-        return self.identify(family, record) == record.variant
-
-    def _current(self, family: Family, records: Iterable[Record]) -> tuple[Record, ...]:
-        current = []
-        for record in records:
-            try:
-                if self._is_current(family, record):
-                    current.append(record)
-            except TunerError:
-                continue  # A variant that is no longer legal is no alternative.
-        return tuple(current)
 
     def _made(
         self, family: Family, record: Record, job: Job, outcome: Outcome, tied: Iterable[Record]
@@ -208,20 +196,10 @@ class _Exporter:
             dispatch=self._dispatch(family, record),
             evidence=_evidence(record, outcome.baseline),
             tied=tuple(_tie(each) for each in tied),
-            energy_best=self._energy_best(family, outcome),
+            energy_best=_least_energy(outcome),
         )
         check_groups(entry)
         return entry
-
-    def _energy_best(self, family: Family, outcome: Outcome) -> EnergyBest | None:
-        """The last variant of the front that can still be made as it was measured."""
-        for record in reversed(front(outcome.records)):
-            try:
-                if self._is_current(family, record):
-                    return _least_energy(record)
-            except TunerError:
-                continue  # It is no longer legal.
-        return None
 
     def _pass(self, family: Family, job_pass: JobPass) -> EntryPass:
         digest = hashlib.sha256(job_pass.spirv).hexdigest()
@@ -299,7 +277,12 @@ def _evidence(record: Record, baseline: Record | None) -> Evidence:
     )
 
 
-def _least_energy(record: Record) -> EnergyBest:
+def _least_energy(outcome: Outcome) -> EnergyBest | None:
+    """The last variant of the front, if energy was measured."""
+    last = front(outcome.records)[-1:]
+    if not last:
+        return None
+    (record,) = last
     joules, median_ns = record.energy_j_per_token, record.median_ns
     assert joules is not None
     assert median_ns is not None
@@ -329,12 +312,3 @@ def _calibration(store: Store, info: DeviceInfo) -> CalibrationSummary | None:
     if found is None:
         return None
     return CalibrationSummary(read_gb_s=found.read_gb_s, time=found.time, method=found.method)
-
-
-def _write(folder: Path, config: BestConfig, spirv: dict[str, bytes]) -> None:
-    make_folder(folder / SPIRV_FOLDER)
-    for digest, data in spirv.items():
-        path = folder / SPIRV_FOLDER / f"{digest}.spv"
-        if not path.is_file() or path.read_bytes() != data:
-            write_atomic(path, data)
-    write_atomic(folder / FILE_NAME, encode(config))

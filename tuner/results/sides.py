@@ -52,6 +52,11 @@ class Side:
                 raise UnknownNameError(f"value of {name} in {self.name}", value, sorted(values))
 
     @property
+    def names_identity(self) -> bool:
+        """Whether a record is meant by the start of its identity."""
+        return self.variant not in (BEST, BASELINE) and not self.wanted
+
+    @property
     def wanted(self) -> dict[str, str]:
         """The values that the variant must have."""
         if "=" not in self.variant:
