@@ -308,7 +308,7 @@ def main() -> int:
         report = investigate(subject, given)
         software = subject.evaluator.runner.info.is_cpu
     given.folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(given.folder / "clock.json", msgspec.json.format(msgspec.json.encode(report)))
+    write_atomic(given.folder / "clock.json", msgspec.json.encode(report) + b"\n")
     save(drawn(report, software), given.folder / "clock.png")
     print_report(report)
     if software:
