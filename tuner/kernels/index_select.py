@@ -28,7 +28,10 @@ from tuner.oracle.indexer_references import sampled_select_reference, select_ref
 from tuner.problems import IndexerStepProblem
 
 BASELINE_THREADS = 1024
-KEY_BITS = 32
+STAGES = ("digit", "narrow", "write")
+"""Passes of the strategy parts."""
+KEY_BITS = 31
+"""Of a float32 that is not negative."""
 
 
 def in_workgroup(values: Values) -> bool:
@@ -46,8 +49,8 @@ PARAMETERS = (
         name="strategy",
         values=("baseline", "workgroup", "parts"),
         help="baseline: one workgroup a row, digits of 4 bits, a run of blocks for each thread; "
-        "workgroup: the same by subgroups and their ballots; parts: several workgroups a row, a "
-        "pass for each digit, one to count and one to write",
+        "workgroup: the same by subgroups and their ballots; parts: several workgroups a row, in "
+        "three passes, of which the first two leave a few candidates to one workgroup",
     ),
     indexer.SUBGROUP_SIZE,
     Parameter(
@@ -77,8 +80,9 @@ PARAMETERS = (
     Parameter(
         name="held",
         values=(0, 8, 16),
-        help="keys a lane reads once and holds in registers; those beyond are read by each pass",
-        used=in_workgroup,
+        help="keys (parts: candidates) a lane reads once and holds in registers; those beyond are "
+        "read for each digit",
+        used=indexer.by_subgroups,
     ),
     Parameter(
         name="parts",
@@ -89,10 +93,9 @@ PARAMETERS = (
 )
 
 
-def digits(bits: int) -> tuple[tuple[int, int], ...]:
-    """(shift, width) of each digit of a key from the top, `bits` wide but for the last."""
+def digits(bits: int, top: int = KEY_BITS) -> tuple[tuple[int, int], ...]:
+    """(shift, width) of each digit of a key below bit `top`, `bits` wide but for the last."""
     found: list[tuple[int, int]] = []
-    top = KEY_BITS
     while top:
         width = min(bits, top)
         top -= width
@@ -116,6 +119,8 @@ def _check_shared_memory(c: Candidate) -> str | None:
         needed = 8 * _threads(c) + 4 * 16 + 8
     else:
         needed = 4 * 2 ** int(c["digit_bits"]) + 8 * int(c["subgroups"]) + 12
+        if in_parts(c.values):
+            needed += 8 * int(c["parts"]) + 8
     limit = c.device.max_shared_memory_bytes
     return (
         f"needs {needed} bytes of shared memory, the device has {limit}" if needed > limit else None
@@ -132,7 +137,8 @@ CONSTRAINTS = (
     indexer.SUBGROUP_SIZE_RULE,
     Constraint(needs=("strategy", "subgroup_size", "subgroups"), check=_check_threads),
     Constraint(
-        needs=("strategy", "subgroup_size", "subgroups", "digit_bits"), check=_check_shared_memory
+        needs=("strategy", "subgroup_size", "subgroups", "digit_bits", "parts"),
+        check=_check_shared_memory,
     ),
     Constraint(needs=("strategy", "parts"), check=_check_rows),
 )
@@ -166,23 +172,20 @@ def select_passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pas
 
     if in_workgroup(c.values):
         return (launch("select", (rows, 1, 1)),)
+    constants |= {"top": table[0], "digits": table[1:]}
     groups = (int(c["parts"]), rows, 1)
-    return (
-        *(launch(f"digit{i}", groups, stage="digit", digit=i) for i in range(len(table))),
-        launch("count", groups, stage="count"),
-        launch("write", groups, stage="write"),
-    )
+    return tuple(launch(stage, groups, stage=stage) for stage in STAGES)
 
 
 def scratch_bytes(c: Candidate) -> dict[str, int]:
-    """Counters of digits, and what passes tell each other, for the strategy parts."""
+    """Counters, candidates and what passes tell each other, for the strategy parts."""
     if not in_parts(c.values):
-        return {"row_digits": 4, "partial_state": 4, "partial_counts": 4}
-    rows, bits = c.problem.rows, int(c["digit_bits"])
-    places = len(digits(bits))
+        return {"row_counters": 4, "candidates": 8, "partial_state": 4, "partial_counts": 4}
+    rows = c.problem.rows
     return {
-        "row_digits": 4 * rows * places * 2**bits,
-        "partial_state": 8 * rows * (places + 1),
+        "row_counters": 4 * rows * (2 ** int(c["digit_bits"]) + 2),
+        "candidates": 8 * rows * c.problem.max_blocks,
+        "partial_state": 8 * rows,
         "partial_counts": 8 * rows * int(c["parts"]),
     }
 
@@ -196,11 +199,10 @@ def _dispatch(c: Candidate) -> DispatchRule:
             text="one workgroup for each row",
         )
     parts = str(c["parts"])
-    passes = [*(f"digit{i}" for i in range(len(digits(c["digit_bits"])))), "count", "write"]
     return DispatchRule(
         policy=f"count:{parts}",
         facts={},
-        groups=dict.fromkeys(passes, (parts, "rows", "1")),
+        groups=dict.fromkeys(STAGES, (parts, "rows", "1")),
         text="the same number of workgroups for each row in every pass",
     )
 
@@ -300,9 +302,10 @@ STARTS = tuple(
         digit_bits=11,
         aggregate=1,
         items=4,
+        held=held,
         parts=parts,
     )
-    for size, subgroups in ((32, 8), (64, 4), (16, 16), (8, 16))
+    for size, subgroups, held in ((32, 16, 8), (64, 8, 8), (32, 8, 16), (16, 16, 16), (8, 16, 16))
     for parts in (16, 64)
 )
 
@@ -320,7 +323,8 @@ INDEX_SELECT = Family(
             "visible",
             "visible_count",
             "block_mask",
-            "row_digits",
+            "row_counters",
+            "candidates",
             "partial_state",
             "partial_counts",
         )

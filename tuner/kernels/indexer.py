@@ -45,7 +45,8 @@ BINDINGS: Mapping[str, Binding] = {
         Binding(name="visible", buffer="visible", element="uint", role="output"),
         Binding(name="visible_count", buffer="visible_count", element="uint", role="output"),
         Binding(name="block_mask", buffer="block_mask", element="uint", role="output"),
-        Binding(name="row_digits", buffer="row_digits", element="uint", role="counter"),
+        Binding(name="row_counters", buffer="row_counters", element="uint", role="counter"),
+        Binding(name="candidates", buffer="candidates", element="uvec2", role="scratch"),
         Binding(name="partial_state", buffer="partial_state", element="uint", role="scratch"),
         Binding(name="partial_counts", buffer="partial_counts", element="uint", role="scratch"),
     )

@@ -176,10 +176,11 @@ def _in_parts(parts: int) -> Made:
         return {
             "strategy": "parts",
             "subgroup_size": size,
-            "subgroups": max(4, min(32, 256 // size)),
+            "subgroups": max(4, min(32, 512 // size)),
             "digit_bits": 11,
             "aggregate": 1,
             "items": 4,
+            "held": 8,
             "parts": parts,
         }
 
