@@ -143,7 +143,7 @@ class MeasurePlan(msgspec.Struct, frozen=True, kw_only=True):
     batch_ms: float = 2.0
     batch_launches: int | None = None
     clock: Literal["device", "host"] = "device"
-    warmup_ms: float = 10.0
+    warmup_ms: float = 30.0
     settle: Literal["after_idle", "always", "never"] = "after_idle"
     settle_ms: float = 500.0
     settle_max_ms: float = 2000.0

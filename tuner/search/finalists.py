@@ -106,11 +106,9 @@ def finalists(outcome: Outcome, limit: int) -> tuple[Record, ...]:
 
 def _final_plan(plan: MeasurePlan) -> MeasurePlan:
     """A round takes a part of a search's measurement, and no look at its precision: rounds count
-    alike, and it is their number that makes the result precise. Between two of them the device is
-    hardly idle, so half of the load keeps it warm."""
+    alike, and it is their number that makes the result precise."""
     return msgspec.structs.replace(
         plan,
-        warmup_ms=plan.warmup_ms / 2,
         precision=0.0,
         min_samples=max(3, plan.min_samples // 2),
         max_samples=max(3, plan.max_samples // 4),

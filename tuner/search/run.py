@@ -36,6 +36,9 @@ from tuner.search.turn import Turn
 
 Task = tuple[Family, Problem]
 
+WARMUP_MS = 10.0
+"""Load before a trial's samples: less than elsewhere, since in a search the device hardly idles."""
+
 
 def tune(
     runner: Runner,
@@ -147,7 +150,7 @@ class _Run:
         )
         budget = self._share(index)
         if self.session is None and not log.covers(budget):
-            self.session = _metered(self.make_session(), self.settings)
+            self.session = _timed_as_searched(self.make_session(), self.settings)
             tally.begun = time.monotonic()
         turn = Turn(
             evaluator=self._evaluator(family, problem),
@@ -226,9 +229,10 @@ class _Run:
         return f"{family.name} {problem.label} {digest}{goal}"
 
 
-def _metered(session: Session, settings: Settings) -> Session:
+def _timed_as_searched(session: Session, settings: Settings) -> Session:
     """The session as it is to be recorded, with energy measured where the objective needs it."""
-    plan = session.plan
+    warmup_ms = min(session.plan.warmup_ms, WARMUP_MS)
+    plan = msgspec.structs.replace(session.plan, warmup_ms=warmup_ms)
     if settings.objective != "time" and plan.energy_ms == 0:
         plan = msgspec.structs.replace(plan, energy_ms=ENERGY_MS)
     return dataclasses.replace(session, sampler=settings.sampler, plan=plan)
