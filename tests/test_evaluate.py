@@ -378,15 +378,17 @@ def test_templates_see_parameters_constants_and_declarations() -> None:
     assert seen[0]["push_fields"] == TOY.push_fields
 
 
-def test_copies_fill_the_footprint_within_the_memory() -> None:
+def test_what_all_copies_read_fills_the_footprint_within_the_memory() -> None:
     gpu, cpu = toy_device(), toy_device(kind="cpu")
-    assert copies_for(2**20, gpu) == 512
-    assert copies_for(3 * 2**28, gpu) == 1
-    assert copies_for(2**20, cpu) == 64
-    assert copies_for(2**20, gpu, footprint_bytes=2**22) == 4
-    heap = MemoryHeap(size_bytes=2**30, device_local=True, budget_bytes=10 * 2**20)
-    assert copies_for(2**20, toy_device(memory_heaps=(heap,))) == 8
-    assert copies_for(2**40, gpu) == 1
+    mib = 2**20
+    assert copies_for(mib, gpu, mib) == 512
+    assert copies_for(768 * mib, gpu, 768 * mib) == 1
+    assert copies_for(100 * mib, gpu, 64 * mib) == 8
+    assert copies_for(mib, cpu, mib // 8) == 64
+    assert copies_for(mib, gpu, mib, footprint_bytes=4 * mib) == 4
+    heap = MemoryHeap(size_bytes=2**30, device_local=True, budget_bytes=10 * mib)
+    assert copies_for(mib, toy_device(memory_heaps=(heap,)), mib // 8) == 8
+    assert copies_for(2**40, gpu, 2**40) == 1
 
 
 def test_a_problem_that_does_not_fit_is_refused_with_sizes() -> None:

@@ -123,7 +123,9 @@ def load_timed(
     Raises:
         OutOfMemoryError: not even one copy fits.
     """
-    copies = copies_for(operand_bytes(operands), runner.info, footprint_bytes)
+    nbytes = operand_bytes(operands)
+    read_bytes = min(nbytes, family.bytes_moved(problem))
+    copies = copies_for(nbytes, runner.info, read_bytes, footprint_bytes)
     reference = family.sampled_reference(operands, sampled_groups)
     workload = f"{family.name}/{TIMING_INPUTS}/{problem.key}"
     runner.load(workload, operands.inputs, output_specs(operands), copies=copies)
@@ -134,12 +136,14 @@ def load_timed(
     )
 
 
-def copies_for(nbytes: int, device: DeviceInfo, footprint_bytes: int | None = None) -> int:
-    """How many copies of operands of `nbytes` the samples shall rotate over.
+def copies_for(
+    nbytes: int, device: DeviceInfo, read_bytes: int, footprint_bytes: int | None = None
+) -> int:
+    """How many copies of operands of `nbytes`, of which a launch reads some, samples rotate over.
 
-    As many as make up `footprint_bytes` (default: 512 MiB, several times the last-level cache of
-    any GPU; 64 MiB on CPU drivers, whose memory is the host's), at least one, and no more than fit
-    in 80 % of the device's memory.
+    As many as make what all of them read up to `footprint_bytes` (default: 512 MiB, several times
+    the last-level cache of any GPU), at least one, and no more than fit in 80 % of the device's
+    memory. On CPU drivers, whose memory is the host's, all copies make up 64 MiB.
     """
     if footprint_bytes is None:
         footprint_bytes = CPU_FOOTPRINT_BYTES if device.is_cpu else GPU_FOOTPRINT_BYTES
@@ -148,7 +152,8 @@ def copies_for(nbytes: int, device: DeviceInfo, footprint_bytes: int | None = No
         for heap in device.memory_heaps
         if heap.device_local
     ]
-    wanted = -(-footprint_bytes // max(1, nbytes))
+    counted = nbytes if device.is_cpu else read_bytes
+    wanted = -(-footprint_bytes // max(1, counted))
     fitting = int(BUDGET_SHARE * max(heaps)) // max(1, nbytes) if heaps else 1
     return max(1, min(wanted, fitting))
 
