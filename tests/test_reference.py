@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,9 @@ def test_a_reference_is_timed_after_every_so_many_trials(tmp_path: Path) -> None
 
 
 def test_what_ran_while_the_reference_changed_is_timed_again(tmp_path: Path) -> None:
-    """The device is slow during the measurements 9 to 16."""
+    """The device is slow during the measurements 9 to 20."""
     store = Records()
-    search(tmp_path, store, lambda n: 1.2 if 9 <= n <= 16 else 1.0)
+    search(tmp_path, store, lambda n: 1.2 if 9 <= n <= 20 else 1.0)
     again = noted(store, "timed again: the reference changed by")
     assert again
     assert {record.state for record in again} == {"correct"}
@@ -86,6 +87,17 @@ def test_what_ran_while_the_reference_changed_is_timed_again(tmp_path: Path) -> 
     ]
     assert len(wrong) <= 3  # a window may open and close on the slow device
     assert all(record.check is not None and record.check.cases > 1 for record in again)
+
+
+def test_a_reference_whose_times_have_two_modes_is_no_drift(tmp_path: Path) -> None:
+    store = Records()
+    chance = random.Random(5)
+    modes = {n: chance.choice((1.0, 1.05)) for n in range(1, 1000)}
+    search(tmp_path, store, lambda n: modes[n], trials=80)
+    references = noted(store, REFERENCE)
+    medians = [record.median_ns or 0.0 for record in references]
+    assert max(medians) > 1.04 * min(medians)
+    assert len(noted(store, "timed again")) <= 2 * 5  # of 15 stretches of 5 trials
 
 
 def test_a_time_that_was_too_good_does_not_stay(tmp_path: Path) -> None:
