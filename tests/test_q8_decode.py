@@ -30,7 +30,7 @@ from tuner.device_info import DeviceInfo
 from tuner.errors import UsageError
 from tuner.evaluate import Evaluator, Findings, Render, ResidentCases, render_passes
 from tuner.kernels.base import Candidate, Family, Values
-from tuner.kernels.q8_lanes import parts
+from tuner.kernels.q8_parts import parts
 from tuner.kernels.q8_operands import make_operands
 from tuner.kernels.space import legal, pairwise, reasons
 from tuner.oracle import judge

@@ -9,9 +9,11 @@ one dispatch, each with its own place in the buffer of partials.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
-from tuner.kernels import q8_lanes as lanes
+from tuner.kernels import q8_lanes, q8_matrix, q8_parts
 from tuner.kernels.base import (
+    ArithmeticClass,
     Binding,
     Candidate,
     DispatchRule,
@@ -20,6 +22,7 @@ from tuner.kernels.base import (
     ValidationCase,
     Values,
 )
+from tuner.kernels.matrix_units import by_matrix
 from tuner.kernels.q8_operands import make_operands, scalars_of, validation_cases
 from tuner.oracle.q8_decode import partials_reference, sampled_partials_reference
 from tuner.problems import Q8DecodeProblem, Q8SelectedProblem
@@ -37,12 +40,44 @@ BINDINGS = (
 )
 VALIDATED_SPLIT = "count:3"
 VISIBLE = Binding(name="visible", buffer="visible", element="uint", role="input")
+PARAMETERS = (
+    *q8_parts.PARAMETERS,
+    *q8_lanes.PARAMETERS,
+    *q8_matrix.PARAMETERS,
+    q8_parts.SPLIT,
+)
+
+
+def arithmetic(values: Values) -> ArithmeticClass:
+    """How a variant rounds."""
+    if values["strategy"] == "packed_f16":
+        return "f16"
+    if by_matrix(values):
+        return "f16_matrix_scaled"
+    if values["strategy"] == "int_dot":
+        return "int8_one_term" if values["query_terms"] == 1 else "int8_two_terms"
+    return "f32"
+
+
+def attend_pass(
+    c: Candidate, push: Mapping[str, int | float], *, selected: bool | Literal["by row"]
+) -> Pass:
+    """The one pass of partial results; `push` has all fields but `num_parts`."""
+    count, size = q8_parts.parts(c), q8_parts.subgroup_size(c)
+    of_strategy = q8_matrix if by_matrix(c.values) else q8_lanes
+    return Pass(
+        name="attend",
+        constants=of_strategy.constants(c) | {"selected": selected},
+        push={**push, "num_parts": count},
+        groups=(count, c.problem.kv_heads, c.problem.rows),
+        subgroup_size=size if c.device.subgroup_size_control else None,
+    )
 
 
 def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...]:
-    push = {f.name: scalars[f.name] for f in lanes.PUSH_FIELDS if f.name in scalars}
+    push = {f.name: scalars[f.name] for f in q8_parts.PUSH_FIELDS if f.name in scalars}
     selected = isinstance(c.problem, Q8SelectedProblem)
-    return (lanes.attend_pass(c, push, selected=selected),)
+    return (attend_pass(c, push, selected=selected),)
 
 
 def _bytes_moved(problem: Q8DecodeProblem) -> int:
@@ -63,15 +98,16 @@ def _bytes_moved(problem: Q8DecodeProblem) -> int:
 
 def _validated_as(c: Candidate, _case: ValidationCase) -> Values:
     """The same kernel, with a few parts of several chunks each."""
-    return {**c.values, "split": VALIDATED_SPLIT} if lanes.tuned(c.values) else c.values
+    return {**c.values, "split": VALIDATED_SPLIT} if q8_parts.tuned(c.values) else c.values
 
 
 def _dispatch(c: Candidate) -> DispatchRule:
     units = c.device.compute_units
-    policy = str(c["split"]) if lanes.tuned(c.values) else "upstream"
+    policy = str(c["split"]) if q8_parts.tuned(c.values) else "upstream"
     return DispatchRule(
         policy=policy,
-        facts={"chunk_tokens": lanes.CHUNK} | ({} if units is None else {"compute_units": units}),
+        facts={"chunk_tokens": q8_parts.CHUNK}
+        | ({} if units is None else {"compute_units": units}),
         groups={"attend": ("num_parts", "kv_heads", "rows")},
         text="chunks = ceil(tokens / chunk_tokens) of the longest row; wanted = min(ceil(chunks / "
         "3), 256) for upstream, N for count:N, floor(N * compute_units / (rows * kv_heads)) for "
@@ -82,24 +118,27 @@ def _dispatch(c: Candidate) -> DispatchRule:
 
 
 def _start(**values: int | str) -> Values:
-    neutral = {parameter.name: parameter.values[0] for parameter in lanes.PARAMETERS}
+    neutral = {parameter.name: parameter.values[0] for parameter in PARAMETERS}
     return neutral | values
 
 
-STARTS = tuple(
-    _start(
-        strategy=strategy,
-        subgroup_size=size,
-        subgroups=subgroups,
-        head_slices=slices,
-        lanes_per_token=shared,
-        tokens_unrolled=unrolled,
-        split=split,
-    )
-    for size, shared in ((32, 16), (64, 16), (16, 16), (8, 8))
-    for strategy, unrolled in (("packed_f16", 4), ("int_dot", 4), ("scalar_f32", 2))
-    for subgroups, slices in ((4, 4), (8, 4), (4, 2), (4, 1))
-    for split in ("device:4", "count:64")
+STARTS = (
+    *(_start(**start) for start in q8_matrix.STARTS),
+    *(
+        _start(
+            strategy=strategy,
+            subgroup_size=size,
+            subgroups=subgroups,
+            head_slices=slices,
+            lanes_per_token=shared,
+            tokens_unrolled=unrolled,
+            split=split,
+        )
+        for size, shared in ((32, 16), (64, 16), (16, 16), (8, 8))
+        for strategy, unrolled in (("packed_f16", 4), ("int_dot", 4), ("scalar_f32", 2))
+        for subgroups, slices in ((4, 4), (8, 4), (4, 2), (4, 1))
+        for split in ("device:4", "count:64")
+    ),
 )
 
 
@@ -110,13 +149,13 @@ def _family(name: str, summary: str, problem_type: type[Q8DecodeProblem]) -> Fam
         summary=summary,
         template="attn_partials_q8.comp.jinja",
         problem_type=problem_type,
-        parameters=lanes.PARAMETERS,
-        constraints=lanes.CONSTRAINTS,
+        parameters=PARAMETERS,
+        constraints=(*q8_parts.CONSTRAINTS, *q8_lanes.CONSTRAINTS, *q8_matrix.CONSTRAINTS),
         bindings=(*BINDINGS, VISIBLE) if selected else BINDINGS,
-        push_fields=lanes.PUSH_FIELDS,
+        push_fields=q8_parts.PUSH_FIELDS,
         baseline=_start(strategy="baseline"),
         starts=STARTS,
-        arithmetic=lanes.arithmetic,
+        arithmetic=arithmetic,
         passes=_passes,
         scratch_bytes=lambda _candidate: {},
         operands=make_operands,

@@ -22,7 +22,13 @@ Values = Mapping[str, Value]
 Array = npt.NDArray[Any]
 
 ArithmeticClass = Literal[
-    "f32", "f16", "int8_one_term", "int8_two_terms", "f16_matrix", "int8_matrix"
+    "f32",
+    "f16",
+    "int8_one_term",
+    "int8_two_terms",
+    "f16_matrix",
+    "f16_matrix_scaled",
+    "int8_matrix",
 ]
 """How a variant computes, as far as its rounding errors go; `tuner.oracle` derives a bound each."""
 

@@ -82,12 +82,14 @@ def fragment_plan(
     row_words: int,
     staged: bool,
     widened: bool = True,
+    vectors: tuple[int, int] = (1, 1),
 ) -> FragmentPlan | str:
     """The plan for a pair of layouts, or the reason why there is none.
 
     `row_words` is the distance of two tokens, in words. Rows that are staged are read from shared
     memory, where bank conflicts count; from global memory, neighbouring lanes take neighbouring
-    words. Key codes that are `widened` to 16 bits come in pairs, else in order.
+    `vectors` of so many words of keys and of values. Key codes that are `widened` to 16 bits come
+    in pairs, else in order.
     """
     keys, values = operand_axes(scores.a), operand_axes(outputs.a)
     if isinstance(keys, str) or isinstance(values, str):
@@ -107,11 +109,13 @@ def fragment_plan(
         return f"{slot_rows} rows a lane do not share the four codes of a word"
     if slots * WORD_CODES % slot_rows:
         return f"head size {head_size} leaves a tile of {outputs.shape.m} rows half empty"
+    if words // classes % vectors[0] or slots % vectors[1]:
+        return f"head size {head_size} does not cut into loads of {vectors} words of each lane"
     best = min(
         itertools.product(
             _token_orders(shape.m, value_terms, staged),
-            _word_orders(words, classes, staged),
-            _word_orders(slots * row_classes, row_classes, staged),
+            _word_orders(words, classes, vectors[0], staged),
+            _word_orders(slots * row_classes, row_classes, vectors[1], staged),
         ),
         key=lambda choice: (
             (
@@ -198,11 +202,14 @@ def _token_orders(count: int, terms: Axis, staged: bool) -> Iterable[tuple[int, 
 
 
 def _word_orders(
-    words: int, classes: int, staged: bool
+    words: int, classes: int, vector: int, staged: bool
 ) -> Iterable[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Ways to write word numbers as (part of the class of lanes) + (part of the slot)."""
     slots = words // classes
-    yield tuple(range(classes)), tuple(classes * s for s in range(slots))
+    yield (
+        tuple(vector * c for c in range(classes)),
+        tuple(vector * classes * (s // vector) + s % vector for s in range(slots)),
+    )
     if not staged:
         return
     yield tuple(slots * c for c in range(classes)), tuple(range(slots))

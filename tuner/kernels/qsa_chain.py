@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from tuner.kernels import indexer, q8_lanes
-from tuner.kernels.attn_partials_q8 import VISIBLE
+from tuner.kernels import indexer, q8_parts
+from tuner.kernels.attn_partials_q8 import VISIBLE, arithmetic
 from tuner.kernels.base import (
     ArithmeticClass,
     Binding,
@@ -211,7 +211,7 @@ def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...
     known = {field.name: scalars.get(field.name, 0) for field in PUSH_FIELDS}
     if not scalars:
         known = {}
-    parts = q8_lanes.parts(ATTEND.candidate(_attend_values(c), c.problem, c.device))
+    parts = q8_parts.parts(ATTEND.candidate(_attend_values(c), c.problem, c.device))
     if known:
         known |= {"num_parts": parts, "max_parts": parts}
     found: list[Pass] = []
@@ -296,7 +296,7 @@ def _arithmetic(values: Values) -> ArithmeticClass:
     """That of the attention: the other steps are all of float32's class."""
     made = ATTENDS[str(values["attend"])]
     geometry = QsaStepProblem(context=1)
-    return q8_lanes.arithmetic(ATTEND.values(made(int(values["subgroup_size"]), geometry)))
+    return arithmetic(ATTEND.values(made(int(values["subgroup_size"]), geometry)))
 
 
 def _validated_as(c: Candidate, _case: ValidationCase) -> Values:
@@ -305,7 +305,7 @@ def _validated_as(c: Candidate, _case: ValidationCase) -> Values:
 
 
 def _scratch_bytes(c: Candidate) -> dict[str, int]:
-    parts = q8_lanes.parts(ATTEND.candidate(_attend_values(c), c.problem, c.device))
+    parts = q8_parts.parts(ATTEND.candidate(_attend_values(c), c.problem, c.device))
     heads = c.problem.rows * c.problem.query_heads
     select = SELECT.candidate(
         SELECTS[c["select"]](c["subgroup_size"], c.problem), c.problem, c.device

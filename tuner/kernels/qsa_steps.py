@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tuner.device_info import DeviceInfo
-from tuner.kernels import q8_lanes
+from tuner.kernels import q8_parts
 from tuner.kernels.attn_partials_q8 import ATTN_PARTIALS_Q8
 from tuner.kernels.base import Candidate, Family, Value, Values
 from tuner.kernels.gated_combine import GATED_COMBINE
@@ -204,7 +204,7 @@ def _attend(strategy: str, subgroups: int, unroll: int, lanes: int, staging: str
         group = problem.query_heads // problem.kv_heads
         slices = [
             each
-            for each in q8_lanes.SLICES
+            for each in q8_parts.SLICES
             if subgroups % each == 0 and group % each == 0 and group // each <= 4
         ]
         return {

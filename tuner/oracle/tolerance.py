@@ -66,13 +66,14 @@ class Rounding:
     `query_unit`: relative rounding of a query value; `query_step`: its spacing as a share of the
     head's largest |q|; `logit_unit` and `value_unit`: products and sums of at most `SHORT_SUM`
     terms in QK and in PV; `weight_unit`: softmax weights, relative to a maximum near them;
-    `sum_unit`: the long sums.
+    `element_unit`: each element of a value; `sum_unit`: the long sums.
     """
 
     query_unit: float = 0.0
     query_step: float = 0.0
     logit_unit: float = 0.0
     weight_unit: float = 0.0
+    element_unit: float = 0.0
     value_unit: float = 0.0
     sum_unit: float = U32
 
@@ -81,6 +82,9 @@ ROUNDINGS: dict[ArithmeticClass, Rounding] = {
     "f32": Rounding(),
     "f16": Rounding(query_unit=U16, logit_unit=U16, weight_unit=U16, value_unit=U16),
     "f16_matrix": Rounding(query_unit=U16, weight_unit=U16, sum_unit=2 * U32),
+    "f16_matrix_scaled": Rounding(
+        query_unit=U16, weight_unit=U16, element_unit=U16, sum_unit=2 * U32
+    ),
     "int8_matrix": Rounding(query_step=1 / (127 * 254), weight_unit=U16, sum_unit=2 * U32),
     "int8_one_term": Rounding(query_step=1 / 127),
     "int8_two_terms": Rounding(query_step=1 / (127 * 254)),
@@ -273,7 +277,8 @@ def _value_variance(rounding: Rounding, heads: _Heads) -> Array:
     scatter = (heads.p**2 * heads.value_norm**2).sum(axis=-1)
     # The sum of weights rounds like the output's drift, hence its share twice.
     variance = rounding.sum_unit**2 * sum_variance(tokens, scatter, np.sqrt(2) * heads.o_norm)
-    variance += rounding.weight_unit**2 * ROUNDING_VARIANCE * scatter
+    rounded = rounding.weight_unit**2 + rounding.element_unit**2
+    variance += rounded * ROUNDING_VARIANCE * scatter
     concentration = np.minimum(1, SHORT_SUM * (heads.p**2).sum(axis=-1))
     drift = heads.o_norm * np.sqrt(concentration)
     variance += rounding.value_unit**2 * sum_variance(SHORT_SUM, scatter, drift)
