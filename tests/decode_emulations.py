@@ -98,12 +98,23 @@ def _mix_f16(heads: HeadGroups, weights: Array, total: Array) -> Array:
 
 def _mix_f16_matrix(heads: HeadGroups, weights: Array, total: Array) -> Array:
     scaled = weights * heads.value_scales.astype(F32)[:, None, :]
+    return _mixed_by_matrix(heads, scaled, heads.value_codes.astype(F32), total)
+
+
+def _mix_f16_matrix_scaled(heads: HeadGroups, weights: Array, total: Array) -> Array:
+    octaves = np.exp2(np.floor(np.log2(np.maximum(heads.value_scales, 2.0**-24)))).astype(F32)
+    ratios = (heads.value_scales / octaves).astype(F16)
+    values = (heads.value_codes.astype(F16) * ratios[..., None]).astype(F32)
+    return _mixed_by_matrix(heads, weights * octaves[:, None, :], values, total)
+
+
+def _mixed_by_matrix(heads: HeadGroups, scaled: Array, values: Array, total: Array) -> Array:
     mixture = np.zeros(heads.query.shape, F32)
-    for part in chunks(weights.shape[-1], 16):
+    for part in chunks(scaled.shape[-1], 16):
         peak = scaled[..., part].max(axis=-1, keepdims=True)
         unit = np.where(peak > 0, peak, F32(1))
         small = (scaled[..., part] / unit).astype(F16).astype(F32)
-        products = small[..., None] * heads.value_codes.astype(F32)[:, None, part]
+        products = small[..., None] * values[:, None, part]
         mixture += chained_sum(products, -2, F32) * peak
     return _normalised(mixture, total)
 
@@ -115,6 +126,7 @@ CLASSES: dict[ArithmeticClass, tuple[_Dots, _Mix]] = {
     "f32": (_dots_f32, _mix_f32),
     "f16": (_dots_f16, _mix_f16),
     "f16_matrix": (_dots_f16_matrix, _mix_f16_matrix),
+    "f16_matrix_scaled": (_dots_f16_matrix, _mix_f16_matrix_scaled),
     "int8_matrix": (lambda q, codes: _dots_int8(q, codes, 2), _mix_f16_matrix),
     "int8_one_term": (lambda q, codes: _dots_int8(q, codes, 1), _mix_f32),
     "int8_two_terms": (lambda q, codes: _dots_int8(q, codes, 2), _mix_f32),

@@ -32,7 +32,12 @@ PAIRS = {
 
 
 def plan_for(
-    scores: MatrixLayout, outputs: MatrixLayout, head_size: int, *, staged: bool = True
+    scores: MatrixLayout,
+    outputs: MatrixLayout,
+    head_size: int,
+    *,
+    staged: bool = True,
+    vectors: tuple[int, int] = (1, 1),
 ) -> FragmentPlan | str:
     return fragment_plan(
         scores,
@@ -41,6 +46,7 @@ def plan_for(
         row_words=words_per_token(head_size),
         staged=staged,
         widened=scores.shape.a_type == "float16",
+        vectors=vectors,
     )
 
 
@@ -223,6 +229,43 @@ def test_the_products_are_exact(
     np.testing.assert_array_equal(scores_of(plan, scores, keys, query), (keys @ query)[in_order])
     np.testing.assert_array_equal(
         outputs_of(plan, outputs, values, weights[in_order]), values.T @ weights
+    )
+
+
+@pytest.mark.parametrize(
+    ("layout", "vectors", "head_size"),
+    [
+        (LANES_32, (2, 2), 64),
+        (LANES_32, (2, 4), 128),
+        (LANES_32, (4, 1), 192),
+        (LANES_32, (2, 4), 256),
+        (LANES_8, (1, 4), 96),
+        (LANES_8, (4, 2), 128),
+    ],
+)
+def test_the_products_of_wide_loads_are_exact(
+    layout: MatrixLayout, vectors: tuple[int, int], head_size: int
+) -> None:
+    plan = plan_for(layout, layout, head_size, staged=False, vectors=vectors)
+    assert isinstance(plan, FragmentPlan), plan
+    for slots, words, width in (
+        (plan.key_slots, plan.key_word, vectors[0]),
+        (plan.value_slots, plan.value_word, vectors[1]),
+    ):
+        loads = np.array(slots).reshape(-1, width)
+        assert (loads == loads[:, :1] + np.arange(width)).all()
+        assert all(first % width == 0 for first in (*loads[:, 0], *words))
+    rng = np.random.default_rng(head_size)
+    keys, values = rng.integers(-127, 128, (2, layout.shape.m, head_size))
+    query = rng.integers(-9, 10, (head_size, layout.shape.n))
+    weights = rng.integers(0, 10, (layout.shape.m, layout.shape.n))
+    np.testing.assert_array_equal(scores_of(plan, layout, keys, query), keys @ query)
+    np.testing.assert_array_equal(outputs_of(plan, layout, values, weights), values.T @ weights)
+
+
+def test_loads_too_wide_for_the_head_have_a_reason() -> None:
+    assert "loads of (1, 4) words" in str(
+        plan_for(LANES_32, LANES_32, 96, staged=False, vectors=(1, 4))
     )
 
 

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.family_kernels import judged
 from tests.golden_vectors import Array, Golden, load, names
 from tests.made_devices import gpu
 from tests.q8_kernels import COMPILER, launched
@@ -223,6 +224,20 @@ def test_every_geometry_is_right(
     assert found.failure is None
     assert found.check is not None
     assert found.check.cases >= 3
+
+
+@pytest.mark.parametrize("place", [0, 3], ids=["selected", "dense"])
+def test_attention_by_matrices_is_right_where_the_device_has_them(
+    vulkan_runner: VulkanRunner, cases: ResidentCases, place: int
+) -> None:
+    if not any(each.shape.a_type == "float16" for each in vulkan_runner.info.matrix_layouts):
+        pytest.skip("this device has no cooperative matrices of 16-bit floats")
+    text = "schedule=beside attend=matrix_shared split=count:16"
+    values = variant(text, vulkan_runner.info.subgroup_size)
+    problem = geometries("qsa_step")[place]
+    found = judged(vulkan_runner, CHAIN, problem, values, cases=cases)
+    assert found.failure is None
+    assert found.check is not None
 
 
 # Mistakes

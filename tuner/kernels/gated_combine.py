@@ -15,8 +15,8 @@ from tuner.kernels.base import (
     PushField,
     Values,
 )
-from tuner.kernels.q8_parts import MAX_PARTS
 from tuner.kernels.q8_operands import combine_cases, make_combine_operands
+from tuner.kernels.q8_parts import MAX_PARTS
 from tuner.oracle.q8_decode import combine_reference, sampled_combine_reference
 from tuner.problems import GatedCombineProblem
 

@@ -239,9 +239,9 @@ def _check_layout(c: Candidate) -> str | None:
 
 
 def _check_exchange(c: Candidate) -> str | None:
-    if by_matrix(c.values) and c["exchange"] == "convert":
-        if "conversions" not in c.device.cooperative_matrix2:
-            return "exchange=convert needs NV cooperative matrix 2 with conversions"
+    converts = by_matrix(c.values) and c["exchange"] == "convert"
+    if converts and "conversions" not in c.device.cooperative_matrix2:
+        return "exchange=convert needs NV cooperative matrix 2 with conversions"
     return None
 
 

@@ -32,6 +32,8 @@ TOKENS_OF_A_PART = 512
 """From this many tokens a part on, the buffer of partials grows with the capacity."""
 LARGEST_LOGIT = 150.0
 DOMINATING_LOGIT = 14.0
+OCTAVES = (-16, 4)
+"""Powers of two that tokens of different magnitudes are multiplied with."""
 SLAB_BYTES = 64 * 2**20
 """Timed caches repeat a random slab of this size, which is larger than a last-level cache."""
 SPARE_TOKENS = 9
@@ -118,6 +120,7 @@ def validation_cases(problem: Q8DecodeProblem) -> tuple[ValidationCase, ...]:
         "equal_logits": ("equal_logits", 2, long // 2, 3),
         "dominating": ("dominating", 3, 301, 140),
         "zeros": ("zeros", 3, 70, 30),
+        "magnitudes": ("magnitudes", 2, 130, 40),
     }
     return tuple(
         ValidationCase(
@@ -316,11 +319,18 @@ def _zeros(problem: Q8DecodeProblem, drawn: Drawn, rng: np.random.Generator) -> 
         rows *= rng.random((*rows.shape[:2], 1)) > 1 / 3
 
 
+def _magnitudes(_problem: Q8DecodeProblem, drawn: Drawn, rng: np.random.Generator) -> None:
+    """Tokens of very different sizes: some have scales too small for a normal float16."""
+    for vectors in (drawn.keys, drawn.values):
+        vectors[...] *= np.exp2(rng.integers(*OCTAVES, (len(vectors), 1, 1))).astype(np.float32)
+
+
 SHAPERS: dict[str, Callable[[Q8DecodeProblem, Drawn, np.random.Generator], None]] = {
     "random": _random,
     "large_logits": _large_logits,
     "equal_logits": _equal_logits,
     "dominating": _dominating,
     "zeros": _zeros,
+    "magnitudes": _magnitudes,
 }
 """The kinds of validation inputs, each with the function that shapes normal values in place."""

@@ -335,6 +335,7 @@ def _start(**values: int | str) -> Values:
     return {parameter.name: parameter.values[0] for parameter in PARAMETERS} | values
 
 
+_LANE_SPLITS = ("count:64", "device:2")
 STARTS = tuple(
     _start(
         schedule=schedule,
@@ -349,8 +350,12 @@ STARTS = tuple(
     for size in (32, 64, 16, 8)
     for schedule in ("fresh", "beside")
     for score, select in (("lanes8", "parts16"), ("lanes4", "workgroup"), (BASELINE, BASELINE))
-    for attend in ("f16", "f32", "int_dot")
-    for split in ("count:64", "device:2")
+    for attend, split in (
+        ("matrix", "device:1"),
+        ("matrix_shared", "device:1"),
+        ("matrix_sliced", "device:1"),
+        *((attend, split) for attend in ("f16", "f32", "int_dot") for split in _LANE_SPLITS),
+    )
 )
 
 QSA_CHAIN = Family(

@@ -222,6 +222,27 @@ def _attend(strategy: str, subgroups: int, unroll: int, lanes: int, staging: str
     return made
 
 
+def _attend_matrix(subgroups: int, exchange: str, *, sliced: bool) -> Made:
+    def made(size: int, problem: QsaStepProblem) -> Mapping[str, Value]:
+        shape = "8x8x8" if size == 8 else "16x8x16" if size == 32 else "16x16x16"
+        heads = int(shape.split("x")[1])
+        matrices = -(-problem.query_heads // problem.kv_heads // heads)
+        slices = [
+            each for each in q8_parts.SLICES if subgroups % each == 0 and each <= max(1, matrices)
+        ]
+        return {
+            "strategy": "matrix",
+            "subgroup_size": size,
+            "subgroups": subgroups,
+            "head_slices": max(slices) if sliced else 1,
+            "matrix_shape": shape,
+            "exchange": exchange,
+            "prefetch": 1,
+        }
+
+    return made
+
+
 ATTENDS: Mapping[str, Made] = {
     BASELINE: _baseline,
     "f32": _attend("scalar_f32", 4, 2, 16, "registers"),
@@ -231,6 +252,10 @@ ATTENDS: Mapping[str, Made] = {
     "f16_wide": _attend("packed_f16", 8, 4, 16, "registers"),
     "int_dot": _attend("int_dot", 4, 4, 16, "registers"),
     "int_dot_wide": _attend("int_dot", 8, 4, 16, "registers"),
+    "matrix": _attend_matrix(8, "convert", sliced=False),
+    "matrix_shared": _attend_matrix(8, "shared", sliced=False),
+    "matrix_few": _attend_matrix(4, "shared", sliced=False),
+    "matrix_sliced": _attend_matrix(8, "shared", sliced=True),
 }
 
 
