@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tuner.device_info import MatrixLayout
 from tuner.kernels.base import Candidate, Constraint, Values
-from tuner.kernels.matrix_decode import SHAPES, sharing_masks
+from tuner.kernels.matrix_decode import SHAPES
+from tuner.kernels.matrix_units import layout_of, sharing_masks
 
 MAX_LANE_WORDS = 224
 """32-bit words of queries, sums and chunks one lane may hold: GPUs give it 128 to 256."""
@@ -55,7 +56,7 @@ def constants(c: Candidate) -> dict[str, object]:
             "own_chunks": own,
             "uneven": own * c["lanes_per_row"] != chunks(c),
         }
-    layout = _layout(c)
+    layout = layout_of(c.values, c.device)
     assert layout is not None, "asked of an illegal candidate"
     rows = tuple(dict.fromkeys(layout.c.element_row))
     places = zip(layout.c.element_row, layout.c.element_column, strict=True)
@@ -82,14 +83,6 @@ def _own_rows(c: Candidate) -> int:
     return int(c["tile_rows"] * c["lanes_per_row"] // _threads(c))
 
 
-def _layout(c: Candidate) -> MatrixLayout | None:
-    for layout in c.device.matrix_layouts:
-        shape = layout.shape
-        if f"{shape.m}x{shape.n}x{shape.k}" == c["matrix_shape"] and shape.a_type == "float16":
-            return layout
-    return None
-
-
 def _staged_chunks(c: Candidate, layout: MatrixLayout) -> int:
     vectors_staged = max(2 * c["tile_tokens"], c["tile_rows"])
     outputs = c["subgroups"] * layout.shape.m * layout.shape.n // 4
@@ -104,7 +97,7 @@ def _shared_bytes(c: Candidate) -> int:
         query = rows * (c.problem.head_size // 4 + 1) * 16
         staged = c["kv_buffers"] * tokens * (chunks(c) + 1) * CHUNK_BYTES
         return int(query + staged + rows * (tokens + 1) * 4)
-    layout = _layout(c)
+    layout = layout_of(c.values, c.device)
     staged = 0 if layout is None else _staged_chunks(c, layout) * CHUNK_BYTES
     weights = 2 * rows * (tokens + 8) if c["exchange"] == "shared" else 0
     return int(staged + weights + 8 * rows)
@@ -196,7 +189,7 @@ def _check_matrix_features(c: Candidate) -> str | None:
 
 
 def _check_matrix(c: Candidate) -> str | None:
-    layout = _layout(c) if by_matrix(c.values) else None
+    layout = layout_of(c.values, c.device) if by_matrix(c.values) else None
     if not by_matrix(c.values):
         return None
     if layout is None:
@@ -219,7 +212,7 @@ def _check_matrix(c: Candidate) -> str | None:
 def _check_exchange(c: Candidate) -> str | None:
     if not by_matrix(c.values) or c["exchange"] != "convert":
         return None
-    layout = _layout(c)
+    layout = layout_of(c.values, c.device)
     if "conversions" not in c.device.cooperative_matrix2:
         return "exchange=convert needs NV cooperative matrix 2 with conversions"
     if layout is not None and layout.shape.n != layout.shape.k:
@@ -228,7 +221,7 @@ def _check_exchange(c: Candidate) -> str | None:
 
 
 def _check_matrix_registers(c: Candidate) -> str | None:
-    layout = _layout(c) if by_matrix(c.values) else None
+    layout = layout_of(c.values, c.device) if by_matrix(c.values) else None
     if layout is None:
         return None
     size, held = c.problem.head_size, len(layout.c.element_row)

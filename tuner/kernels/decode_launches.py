@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from tuner.kernels import lane_decode as lanes
 from tuner.kernels import matrix_decode as matrix
 from tuner.kernels.base import Candidate, DispatchRule, Pass, PushField, ValidationCase, Values
+from tuner.kernels.matrix_units import by_matrix
 from tuner.kernels.splits import (
     FEW_SHARES,
     MANY_PARTS,
@@ -61,7 +62,7 @@ def workgroup_counts(c: Candidate) -> dict[str, tuple[int, int, int]]:
     per_head = (problem.query_heads, problem.sequences, 1)
     if c["strategy"] == "baseline":
         return {"baseline": per_head}
-    if matrix.by_matrix(c.values):
+    if by_matrix(c.values):
         return {"attend": (workgroups_sharing(c), 1, 1)}
     plan = split_of(c)
     attend = {"attend": (plan.parts, problem.kv_heads, problem.sequences)}
@@ -85,7 +86,7 @@ def passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...]
         "baseline": {"threads": BASELINE_THREADS},
         "combine": {"slices": c["combine_slices"]},
     }
-    if matrix.by_matrix(c.values):
+    if by_matrix(c.values):
         push |= {"num_splits": groups["attend"][0], "tokens_per_split": 0}
         constants["attend"] = matrix.constants(c)
     elif lanes.by_lanes(c.values):
@@ -115,7 +116,7 @@ def dispatch_rule(c: Candidate) -> DispatchRule:
         )
     units = c.device.compute_units
     facts = {} if units is None else {"compute_units": units}
-    if matrix.by_matrix(c.values):
+    if by_matrix(c.values):
         return DispatchRule(
             policy=str(c["split"]),
             facts=facts,
@@ -149,7 +150,7 @@ def validated_as(c: Candidate, case: ValidationCase) -> Values:
     workgroups on most cases, so that each goes through several rounds and sequences, and many on
     the case of a single sequence, so that several parts are joined.
     """
-    if matrix.by_matrix(c.values):
+    if by_matrix(c.values):
         return {**c.values, "split": MANY_PARTS if case.name == "single" else FEW_SHARES}
     if lanes.by_lanes(c.values) and split_of(c).combined:
         return {**c.values, "split": MANY_PARTS}
@@ -160,7 +161,7 @@ def scratch_bytes(c: Candidate) -> dict[str, int]:
     """Bytes of partial results and counters; see `Family.scratch_bytes`."""
     problem: PagedDecodeProblem = c.problem
     plan = split_of(c)
-    if matrix.by_matrix(c.values):
+    if by_matrix(c.values):
         pairs = problem.sequences * problem.kv_heads
         rows = (pairs + workgroups_sharing(c)) * problem.group
         return {"partials": 4 * rows * (problem.head_size + 4), "counters": 4 * pairs}

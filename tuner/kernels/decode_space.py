@@ -7,6 +7,7 @@ from tuner.kernels import limits
 from tuner.kernels import matrix_decode as matrix
 from tuner.kernels.base import Candidate, Constraint, Parameter, Values
 from tuner.kernels.decode_launches import split_of, workgroup_counts, workgroups_sharing
+from tuner.kernels.matrix_units import by_matrix
 from tuner.kernels.splits import POLICIES
 
 MAX_SPLITS = 1024
@@ -55,19 +56,19 @@ PARAMETERS = (
         name="matrix_shape",
         values=matrix.SHAPES,
         help="cooperative-matrix shape: tokens x query heads x terms",
-        used=matrix.by_matrix,
+        used=by_matrix,
     ),
     Parameter(
         name="key_operand",
         values=("float16", "int8"),
         help="keys widened to 16 bits, or as they are with the query in two int8 terms",
-        used=matrix.by_matrix,
+        used=by_matrix,
     ),
     Parameter(
         name="tiles_unrolled",
         values=(1, 2, 4),
         help="matrices of tokens each subgroup loads before it computes",
-        used=matrix.by_matrix,
+        used=by_matrix,
     ),
     Parameter(
         name="prefetch",
@@ -80,13 +81,13 @@ PARAMETERS = (
         values=("shared", "convert"),
         help="how weights pass from accumulator to operand: through shared memory, or by the "
         "conversion of NV cooperative matrix 2",
-        used=matrix.by_matrix,
+        used=by_matrix,
     ),
     Parameter(
         name="rescale",
         values=("lagging", "exact"),
         help="whether sums are rescaled with each new maximum, or only once it has moved far",
-        used=matrix.by_matrix,
+        used=by_matrix,
     ),
     Parameter(
         name="lanes_per_token",
@@ -188,7 +189,7 @@ def _check_split(c: Candidate) -> str | None:
     if policy.startswith(("device:", "fit:")) and c.device.compute_units is None:
         return f"{policy} needs the number of compute units, which this driver does not tell"
     pairs = c.problem.sequences * c.problem.kv_heads
-    parts = -(-workgroups_sharing(c) // pairs) if matrix.by_matrix(c.values) else split_of(c).parts
+    parts = -(-workgroups_sharing(c) // pairs) if by_matrix(c.values) else split_of(c).parts
     if parts > MAX_SPLITS:
         return f"{policy} makes {parts} splits, the limit is {MAX_SPLITS}"
     return _check_groups(c)

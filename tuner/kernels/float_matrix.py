@@ -17,9 +17,17 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from tuner.device_info import DeviceInfo, MatrixLayout
+from tuner.device_info import MatrixLayout
 from tuner.kernels.base import Candidate, Constraint, Parameter, Values
 from tuner.kernels.fragments import operand_axes
+from tuner.kernels.matrix_units import (
+    by_matrix,
+    features_reason,
+    layout_of,
+    layout_reason,
+    score_elements,
+    sharing_masks,
+)
 
 SHAPES = ("16x8x16", "16x16x16", "16x8x8", "8x8x8", "8x8x16", "8x16x16")
 PACKET = 8
@@ -35,11 +43,6 @@ MERGED_HEADS = 2
 """Query heads that subgroups merge at a time: more would need more shared memory."""
 LAG = 8
 """How far, in powers of two, the reference of the softmax may lag behind the maximum."""
-
-
-def by_matrix(values: Values) -> bool:
-    """Whether the strategy is this module's."""
-    return values["strategy"] == "matrix"
 
 
 def fed_by_lanes(values: Values) -> bool:
@@ -196,16 +199,8 @@ def _query_dims(
     return tuple(dims)
 
 
-def _layout(values: Values, device: DeviceInfo) -> MatrixLayout | None:
-    for layout in device.matrix_layouts:
-        shape = layout.shape
-        if f"{shape.m}x{shape.n}x{shape.k}" == values["matrix_shape"] and shape.a_type == "float16":
-            return layout
-    return None
-
-
 def _required(c: Candidate) -> tuple[MatrixLayout, FeedPlan]:
-    layout = _layout(c.values, c.device)
+    layout = layout_of(c.values, c.device)
     assert layout is not None, "asked of an illegal candidate"
     plan = _plan(c, layout)
     assert not isinstance(plan, str), "asked of an illegal candidate"
@@ -224,7 +219,7 @@ def _plan(c: Candidate, layout: MatrixLayout) -> FeedPlan | str:
 
 def tile(c: Candidate) -> int:
     """Tokens of one step of a subgroup."""
-    layout = _layout(c.values, c.device)
+    layout = layout_of(c.values, c.device)
     axes = operand_axes(layout.a) if layout else ""
     return 1 if isinstance(axes, str) else int(c["value_width"]) * len(axes[1].bases)
 
@@ -233,9 +228,7 @@ def constants(c: Candidate) -> dict[str, object]:
     """What the template of the attend pass needs beside the parameters."""
     layout, plan = _required(c)
     shape, accumulator = layout.shape, layout.c
-    rows = tuple(dict.fromkeys(accumulator.element_row))
-    columns = tuple(dict.fromkeys(accumulator.element_column))
-    places = zip(accumulator.element_row, accumulator.element_column, strict=True)
+    elements = score_elements(accumulator)
     return {
         "plan": plan,
         "layout": layout,
@@ -244,13 +237,10 @@ def constants(c: Candidate) -> dict[str, object]:
         "key_steps": c.problem.head_size // shape.k,
         "value_steps": plan.span // shape.k,
         "output_tiles": c.problem.value_size // shape.m,
-        "score_rows": rows,
-        "score_columns": columns,
-        "score_elements": tuple(
-            (element, rows.index(row), columns.index(column))
-            for element, (row, column) in enumerate(places)
-        ),
-        "column_masks": _sharing_masks(accumulator.lane_column),
+        "score_rows": elements.rows,
+        "score_columns": elements.columns,
+        "score_elements": elements.places,
+        "column_masks": sharing_masks(accumulator.lane_column),
         "padding": WEIGHT_PADDING,
         "merged_heads": _merged_heads(c),
         "lag": LAG if c["rescale"] == "lagging" else 0,
@@ -265,41 +255,16 @@ def _merged_heads(c: Candidate) -> int:
     return min(MERGED_HEADS, int(c.problem.group))
 
 
-def _sharing_masks(lane_base: tuple[int, ...]) -> tuple[int, ...]:
-    """The bits of a lane's number that do not change its base: lanes that share columns."""
-    lanes = range(len(lane_base))
-    bits = (1 << bit for bit in range(len(lane_base).bit_length() - 1))
-    return tuple(m for m in bits if all(lane_base[i] == lane_base[i ^ m] for i in lanes))
-
-
 def _check_features(c: Candidate) -> str | None:
-    if not by_matrix(c.values):
-        return None
-    device = c.device
-    if not (device.cooperative_matrix and device.float16 and device.vulkan_memory_model):
-        return "matrix needs KHR cooperative matrices, 16-bit floats and Vulkan's memory model"
-    missing = {"basic", "shuffle", "vote", "arithmetic"} - set(device.subgroup_operations)
-    if missing:
-        return f"the device has no subgroup operations of kind {', '.join(sorted(missing))}"
-    return None
+    return features_reason(c.device) if by_matrix(c.values) else None
 
 
 def _check_shape(c: Candidate) -> str | None:
     if not by_matrix(c.values):
         return None
-    layout = _layout(c.values, c.device)
-    if layout is None:
-        known = ", ".join(
-            f"{i.shape.m}x{i.shape.n}x{i.shape.k}"
-            for i in c.device.matrix_layouts
-            if i.shape.a_type == "float16"
-        )
-        return f"no probed layout of shape {c['matrix_shape']}; the device has: {known or 'none'}"
-    if len(layout.a.lane_row) != c["subgroup_size"]:
-        return f"layouts were probed for subgroups of {len(layout.a.lane_row)} lanes"
-    sharing = 1 << len(_sharing_masks(layout.c.lane_column))
-    if sharing * len(set(layout.c.lane_column)) != len(layout.c.lane_column):
-        return "the lanes that hold one head's scores do not differ in whole bits"
+    layout, reason = layout_of(c.values, c.device), layout_reason(c)
+    if reason is not None or layout is None:
+        return reason
     if _head_tiles(c) > MAX_HEAD_TILES:
         return (
             f"{c.problem.group} query heads per KV head need {_head_tiles(c)} matrices of "
@@ -311,7 +276,7 @@ def _check_shape(c: Candidate) -> str | None:
 
 
 def _check_plan(c: Candidate) -> str | None:
-    layout = _layout(c.values, c.device) if by_matrix(c.values) else None
+    layout = layout_of(c.values, c.device) if by_matrix(c.values) else None
     if layout is None:
         return None
     if c["exchange"] == "convert" and "conversions" not in c.device.cooperative_matrix2:
@@ -330,7 +295,7 @@ def _check_plan(c: Candidate) -> str | None:
 
 
 def _check_registers(c: Candidate) -> str | None:
-    layout = _layout(c.values, c.device) if by_matrix(c.values) else None
+    layout = layout_of(c.values, c.device) if by_matrix(c.values) else None
     if layout is None or isinstance(_plan(c, layout), str):
         return None
     lanes, plan, shape = len(layout.a.lane_row), _required(c)[1], layout.shape
@@ -364,7 +329,7 @@ def _check_products(c: Candidate, elements: int) -> str | None:
 
 
 def _check_shared_memory(c: Candidate) -> str | None:
-    layout = _layout(c.values, c.device) if by_matrix(c.values) else None
+    layout = layout_of(c.values, c.device) if by_matrix(c.values) else None
     if layout is None or isinstance(_plan(c, layout), str):
         return None
     heads = _head_tiles(c) * layout.shape.n

@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import functools
 
-from tuner.device_info import DeviceInfo, Fragment, MatrixLayout
+from tuner.device_info import Fragment, MatrixLayout
 from tuner.kernels.base import Candidate, Constraint, Values
 from tuner.kernels.fragments import FragmentPlan, fragment_plan
 from tuner.kernels.index_maps import index_map
+from tuner.kernels.matrix_units import (
+    by_matrix,
+    features_reason,
+    layout_of,
+    layout_reason,
+    score_elements,
+    sharing_masks,
+)
 
 SHAPES = ("16x8x16", "16x16x16", "8x8x8", "8x8x16", "8x16x16", "16x8x8")
 MAX_HEAD_TILES = 4
@@ -27,11 +35,6 @@ AHEAD: dict[object, tuple[str, ...]] = {"none": (), "keys": ("key",), "all": ("k
 """Which loads are issued a round ahead, for each value of `prefetch`."""
 LAG = 8
 """How far, in powers of two, the reference of the softmax may lag behind the maximum."""
-
-
-def by_matrix(values: Values) -> bool:
-    """Whether the strategy is this module's."""
-    return values["strategy"] == "matrix"
 
 
 def staged(values: Values) -> bool:
@@ -53,7 +56,7 @@ def constants(c: Candidate) -> dict[str, object]:
     """What the template of the attend pass needs beside the parameters."""
     layout = _required_layout(c)
     scores, plan = _score_layout(c) or layout, _required_plan(c)
-    rows, columns, elements = _score_elements(layout.c)
+    elements = score_elements(layout.c)
     return {
         "plan": plan,
         "maps": _maps(plan, scores.c),
@@ -62,9 +65,9 @@ def constants(c: Candidate) -> dict[str, object]:
         "tile_rows": layout.shape.m,
         "tile_columns": layout.shape.n,
         "head_tiles": _head_tiles(c),
-        "score_rows": rows,
-        "score_columns": columns,
-        "score_elements": elements,
+        "score_rows": elements.rows,
+        "score_columns": elements.columns,
+        "score_elements": elements.places,
         "column_masks": sharing_masks(layout.c.lane_column),
         "staged_row_words": _staged_row_words(c),
         "shared_words": _pool_words(c),
@@ -92,14 +95,6 @@ def _maps(plan: FragmentPlan, scores: Fragment) -> dict[str, str]:
     return {name: index_map(table) for name, table in tables.items()}
 
 
-def _layout(values: Values, device: DeviceInfo) -> MatrixLayout | None:
-    for layout in device.matrix_layouts:
-        shape = layout.shape
-        if f"{shape.m}x{shape.n}x{shape.k}" == values["matrix_shape"] and shape.a_type == "float16":
-            return layout
-    return None
-
-
 def _score_layout(c: Candidate) -> MatrixLayout | None:
     """The layout of keys x query: of 8-bit integers where keys stay what they are."""
     layout = _required_layout(c)
@@ -114,7 +109,7 @@ def _score_layout(c: Candidate) -> MatrixLayout | None:
 
 
 def _required_layout(c: Candidate) -> MatrixLayout:
-    layout = _layout(c.values, c.device)
+    layout = layout_of(c.values, c.device)
     assert layout is not None, "asked of an illegal candidate"
     return layout
 
@@ -156,30 +151,6 @@ def _head_tiles(c: Candidate) -> int:
     return int(-(-c.problem.group // int(str(c["matrix_shape"]).split("x")[1])))
 
 
-def _score_elements(
-    fragment: Fragment,
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int, int], ...]]:
-    """Distinct row and column offsets of an accumulator, and (element, row, column) numbers."""
-    rows = tuple(dict.fromkeys(fragment.element_row))
-    columns = tuple(dict.fromkeys(fragment.element_column))
-    places = zip(fragment.element_row, fragment.element_column, strict=True)
-    return (
-        rows,
-        columns,
-        tuple(
-            (element, rows.index(row), columns.index(column))
-            for element, (row, column) in enumerate(places)
-        ),
-    )
-
-
-def sharing_masks(lane_base: tuple[int, ...]) -> tuple[int, ...]:
-    """The bits of a lane's number that do not change its base: lanes that share columns."""
-    lanes = range(len(lane_base))
-    bits = (1 << bit for bit in range(len(lane_base).bit_length() - 1))
-    return tuple(m for m in bits if all(lane_base[i] == lane_base[i ^ m] for i in lanes))
-
-
 def _pool_words(c: Candidate) -> int:
     """Words of the shared array of rows and, later, of the merge of subgroups."""
     tokens = _tile_rows(c) * c["tiles_unrolled"]
@@ -190,37 +161,19 @@ def _pool_words(c: Candidate) -> int:
 def _check_features(c: Candidate) -> str | None:
     if not by_matrix(c.values):
         return None
-    device = c.device
-    features = (device.cooperative_matrix, device.float16, device.vulkan_memory_model)
-    if not all((*features, device.storage_16bit, device.shared_memory_views)):
-        return (
-            "matrix needs KHR cooperative matrices, 16-bit floats and storage, Vulkan's memory "
-            "model and an explicit layout of shared memory"
-        )
-    missing = {"basic", "shuffle", "vote", "arithmetic"} - set(device.subgroup_operations)
-    if missing:
-        return f"the device has no subgroup operations of kind {', '.join(sorted(missing))}"
-    return None
+    views = c.device.storage_16bit and c.device.shared_memory_views
+    lacking = None if views else "matrix needs 16-bit storage and explicit layouts of shared memory"
+    return features_reason(c.device) or lacking
 
 
 def _check_shape(c: Candidate) -> str | None:
     if not by_matrix(c.values):
         return None
-    layout = _layout(c.values, c.device)
-    if layout is None:
-        known = ", ".join(
-            f"{i.shape.m}x{i.shape.n}x{i.shape.k}"
-            for i in c.device.matrix_layouts
-            if i.shape.a_type == "float16"
-        )
-        return f"no probed layout of shape {c['matrix_shape']}; the device has: {known or 'none'}"
+    layout, reason = layout_of(c.values, c.device), layout_reason(c)
+    if reason is not None or layout is None:
+        return reason
     if c["exchange"] == "convert" and "conversions" not in c.device.cooperative_matrix2:
         return "exchange=convert needs NV cooperative matrix 2 with conversions"
-    if len(layout.a.lane_row) != c["subgroup_size"]:
-        return f"layouts were probed for subgroups of {len(layout.a.lane_row)} lanes"
-    sharing = 1 << len(sharing_masks(layout.c.lane_column))
-    if sharing * len(set(layout.c.lane_column)) != len(layout.c.lane_column):
-        return "the lanes that hold one head's scores do not differ in whole bits"
     if c.problem.block_size % layout.shape.m:
         return f"tiles of {layout.shape.m} tokens do not divide the block of {c.problem.block_size}"
     if _head_tiles(c) > MAX_HEAD_TILES:
@@ -232,7 +185,7 @@ def _check_shape(c: Candidate) -> str | None:
 
 
 def _check_plan(c: Candidate) -> str | None:
-    if not by_matrix(c.values) or _layout(c.values, c.device) is None:
+    if not by_matrix(c.values) or layout_of(c.values, c.device) is None:
         return None
     plan = _plan(c)
     if isinstance(plan, str):
@@ -249,7 +202,7 @@ def _staged_row_words(c: Candidate) -> int:
 
 
 def _check_registers(c: Candidate) -> str | None:
-    layout = _layout(c.values, c.device) if by_matrix(c.values) else None
+    layout = layout_of(c.values, c.device) if by_matrix(c.values) else None
     if layout is None or isinstance(_plan(c), str):
         return None
     plan = _required_plan(c)
@@ -268,7 +221,7 @@ def _check_registers(c: Candidate) -> str | None:
 
 
 def _check_shared_memory(c: Candidate) -> str | None:
-    if not by_matrix(c.values) or _layout(c.values, c.device) is None:
+    if not by_matrix(c.values) or layout_of(c.values, c.device) is None:
         return None
     heads = _head_tiles(c) * int(str(c["matrix_shape"]).split("x")[1])
     tokens = _tile_rows(c) * c["tiles_unrolled"] + WEIGHT_PADDING

@@ -35,6 +35,7 @@ from tuner.kernels.float_operands import (
     make_operands,
     timing_scalars,
 )
+from tuner.kernels.matrix_units import by_matrix
 from tuner.kernels.splits import MANY_PARTS, POLICIES, SplitPlan, split_plan
 from tuner.oracle.float_decode import float_decode_reference, sampled_float_decode_reference
 from tuner.problems import PagedDecodeProblem
@@ -121,7 +122,7 @@ def _parameters(strategies: tuple[Value, ...]) -> tuple[Parameter, ...]:
 
 def _tile(c: Candidate) -> int:
     """Tokens of which a walk over the context begins at a multiple."""
-    if matrix.by_matrix(c.values):
+    if by_matrix(c.values):
         return matrix.tile(c)
     return lanes.tile(c) if _split_t(c.values) else 1
 
@@ -296,7 +297,7 @@ def _passes(
     attend = Pass(
         name="attend",
         constants=shape
-        | (matrix.constants(c) if matrix.by_matrix(c.values) else lanes.constants(c, cache)),
+        | (matrix.constants(c) if by_matrix(c.values) else lanes.constants(c, cache)),
         push=push,
         groups=(plan.parts, problem.kv_heads, problem.sequences),
         subgroup_size=c["subgroup_size"] if c.device.subgroup_size_control else None,
