@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +24,12 @@ from tests.toy_family import TOY
 from tuner import kernels
 from tuner.cli import app, bench, output, progress, tune, variants
 from tuner.cli.calibrate import sensors
-from tuner.cli.session import misfit
+from tuner.cli.session import Opened, misfit
+from tuner.compile import Compiler
 from tuner.errors import ResultsError
 from tuner.records import Energy, Observation, Record
 from tuner.results import Store
+from tuner.runner.fake import FakeRunner
 from tuner.search import ProblemResult, RunResult, Status
 
 PROBLEM = decode(8, 16_384)
@@ -246,3 +251,34 @@ def test_what_sensors_say_fits_into_a_line() -> None:
     assert sensors(told) == (
         "nvml: 1,755 to 1,980 MHz, memory 3,201 MHz, 412 W, 61 °C, held down by software power cap"
     )
+
+
+class SilentRunner(FakeRunner):
+    """One with a validation layer that has nothing to say."""
+
+    messages = ()
+
+
+def test_verify_names_each_failure_as_it_comes_and_says_where_the_time_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @contextmanager
+    def silent_device(*_: object, **__: object) -> Iterator[Opened]:
+        yield Opened(SilentRunner(gpu()), Compiler())  # type: ignore[arg-type]
+
+    monkeypatch.setattr("tuner.cli.session.opened", silent_device)
+    writes = ("--shape", "cache_write:kv_heads=1,head_size=64,tokens=4", "--variants", "2")
+    told = CliRunner().invoke(app, ["verify", "cache_write_q8", *writes])
+    assert told.exit_code == 1
+    heading = "correctness: cache_write_q8 on 1x4 kv1 d64"
+    lines = [line for line in told.stderr.splitlines() if heading in line]
+    assert len(lines) == 2
+    assert all(": strategy=" in line for line in lines)
+    assert told.stderr.index(heading) < told.stderr.index("verified: 2/2")
+    assert told.stdout.count(heading) == 2
+    row = next(line for line in told.stdout.splitlines() if line.startswith("cache_write_q8"))
+    assert re.fullmatch(r"cache_write_q8 +1x4 kv1 d64 +2 +2 +\d+\.\d", row)
+    found = json.loads(
+        CliRunner().invoke(app, ["verify", "cache_write_q8", *writes, "--json"]).stdout
+    )
+    assert found["batches"][0]["seconds"] > 0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Annotated
@@ -16,24 +16,16 @@ import typer
 
 from tuner.cli import options
 from tuner.cli.batches import Batch, Pick, chosen_batches, having, parse_count, parse_only
-from tuner.cli.output import note, print_json, print_table, say
+from tuner.cli.output import note, print_json
+from tuner.cli.verdicts import Finding, Report, as_data, print_report
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
     from tuner.cli.session import Opened
-    from tuner.device_info import DeviceInfo
-    from tuner.evaluate import Findings
-    from tuner.kernels.base import Value, Values
+    from tuner.kernels.base import Values
 
 MOST_THREADS = 8
 MOST_CPU_DEVICES = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Finding:
-    batch: Batch
-    values: Values
-    findings: Findings
 
 
 class _Bench:
@@ -52,14 +44,15 @@ class _Bench:
             for b in batches
         }
 
-    def judge(self, batch: Batch, values: Values) -> _Finding:
+    def judge(self, batch: Batch, values: Values) -> Finding:
         """Validate one variant.
 
         Raises:
             DeviceLostError: the device is gone for good, so nothing more can be found.
         """
-        evaluator = self._evaluators[id(batch)]
+        evaluator, started = self._evaluators[id(batch)], time.perf_counter()
         trial = evaluator.prepare(evaluator.draft(values))
+        seconds = time.perf_counter() - started
         with self._turn:
             try:
                 findings = evaluator.validate(trial)
@@ -68,7 +61,8 @@ class _Bench:
         failure = findings.failure
         if failure and failure.lost and self._device.runner.losses is None:
             raise failure.lost
-        return _Finding(batch=batch, values=values, findings=findings)
+        seconds += findings.seconds
+        return Finding(batch=batch, values=values, findings=findings, seconds=seconds)
 
 
 def verify(
@@ -156,12 +150,12 @@ def verify(
                 note(f"{each.name}: no such variant is legal for {labels}")
         findings = _run(todo, devices)
         messages = tuple(said for each in devices for said in each.runner.messages)
-    failed = [each for each in findings if each.findings.failure is not None]
+    report = Report(info=info, batches=todo, findings=findings, messages=messages)
     if json:
-        _print_json(info, todo, failed, messages)
+        print_json(as_data(report))
     else:
-        _print_text(info, todo, failed, messages, show_covered=bool(pick.only))
-    if failed or messages:
+        print_report(report, show_covered=bool(pick.only))
+    if not report.ok:
         raise typer.Exit(1)
 
 
@@ -174,22 +168,24 @@ def _open_devices(
     return [first, *(stack.enter_context(open_one()) for _ in range(more))]
 
 
-def _run(batches: Sequence[Batch], devices: Sequence[Opened]) -> list[_Finding]:
+def _run(batches: Sequence[Batch], devices: Sequence[Opened]) -> list[Finding]:
     """Findings of all variants, those that failed and those that passed, with live progress."""
     from tuner.cli.progress import counting
 
     total = sum(len(batch.variants) for batch in batches)
-    found: list[_Finding] = []
+    found: list[Finding] = []
     failures = 0
     with counting("verified", total) as update:
         for finding in _judged(batches, [_Bench(device, batches) for device in devices]):
             found.append(finding)
-            failures += finding.findings.failure is not None
+            if finding.failure is not None:
+                failures += 1
+                note(f"  {finding.heading}: {finding.variant}")
             update(len(found), f"{failures} failed" if failures else finding.batch.problem.label)
     return found
 
 
-def _judged(batches: Sequence[Batch], benches: Sequence[_Bench]) -> Iterator[_Finding]:
+def _judged(batches: Sequence[Batch], benches: Sequence[_Bench]) -> Iterator[Finding]:
     """Findings as they come in; while one variant runs, others are compiled.
 
     Raises:
@@ -200,14 +196,14 @@ def _judged(batches: Sequence[Batch], benches: Sequence[_Bench]) -> Iterator[_Fi
     for number in range(threads):
         seats.put(benches[number % len(benches)])
 
-    def judge(batch: Batch, values: Values) -> _Finding:
+    def judge(batch: Batch, values: Values) -> Finding:
         bench = seats.get()
         try:
             return bench.judge(batch, values)
         finally:
             seats.put(bench)
 
-    waiting: set[Future[_Finding]] = set()
+    waiting: set[Future[Finding]] = set()
     with ThreadPoolExecutor(threads) as pool:
         try:
             for batch in batches:
@@ -219,87 +215,3 @@ def _judged(batches: Sequence[Batch], benches: Sequence[_Bench]) -> Iterator[_Fi
             yield from (future.result() for future in waiting)
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _covered(batches: Sequence[Batch]) -> dict[str, dict[str, list[Value]]]:
-    """By family, the values of each parameter that were tried where it has a meaning."""
-    tried: dict[str, dict[str, list[Value]]] = {}
-    for family in {batch.family.name: batch.family for batch in batches}.values():
-        mine = [values for each in batches if each.family is family for values in each.variants]
-        held = {item for values in mine for item in family.meaningful(values).items()}
-        tried[family.name] = {
-            of.name: [value for value in of.values if (of.name, value) in held]
-            for of in family.parameters
-            if any((of.name, value) in held for value in of.values)
-        }
-    return tried
-
-
-def _print_text(
-    info: DeviceInfo,
-    batches: Sequence[Batch],
-    failed: Sequence[_Finding],
-    messages: Sequence[str],
-    *,
-    show_covered: bool,
-) -> None:
-    from tuner.cli.variants import describe
-
-    say(f"Verified on {info.name} ({info.driver}), subgroups of {info.subgroup_size}:")
-    print_table(
-        ("family", "problem", "variants", "failed"),
-        [
-            (
-                batch.family.name,
-                batch.problem.label,
-                len(batch.variants),
-                sum(each.batch is batch for each in failed),
-            )
-            for batch in batches
-        ],
-        right=("variants", "failed"),
-    )
-    for name, tried in _covered(batches).items() if show_covered else ():
-        say(f"\n{name} was tried with")
-        for parameter, values in tried.items():
-            say(f"  {parameter} = {' '.join(str(value) for value in values)}")
-    for each in failed:
-        failure = each.findings.failure
-        assert failure is not None
-        say(f"\n{failure.state}: {each.batch.family.name} on {each.batch.problem.label}")
-        say(f"  {failure.error}")
-        say(f"  {describe(each.batch.family, each.values)}")
-    for message in messages:
-        say(f"\nvalidation layer: {message}")
-    if not failed and not messages:
-        say("all answers are right")
-
-
-def _print_json(
-    info: DeviceInfo, batches: Sequence[Batch], failed: Sequence[_Finding], messages: Sequence[str]
-) -> None:
-    print_json(
-        {
-            "device": info.name,
-            "driver": info.driver,
-            "batches": [
-                {
-                    "family": batch.family.name,
-                    "problem": batch.problem,
-                    "variants": len(batch.variants),
-                    "failures": [
-                        {
-                            "values": dict(each.values),
-                            "state": each.findings.failure.state,
-                            "error": each.findings.failure.error,
-                        }
-                        for each in failed
-                        if each.batch is batch and each.findings.failure is not None
-                    ],
-                }
-                for batch in batches
-            ],
-            "covered": _covered(batches),
-            "validation_messages": messages,
-        }
-    )
