@@ -80,8 +80,8 @@ PARAMETERS = (
     Parameter(
         name="held",
         values=(0, 8, 16),
-        help="keys (parts: candidates) a lane reads once and holds in registers; those beyond are "
-        "read for each digit",
+        help="keys (parts: candidates, too) a lane reads once and holds in registers; those beyond "
+        "are read for each digit",
         used=indexer.by_subgroups,
     ),
     Parameter(
