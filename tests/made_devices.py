@@ -38,6 +38,13 @@ LANES_32 = MatrixLayout(
     c=_fragment(_GROUP, _PAIR, [(r, i) for r in (0, 8) for i in range(2)]),
 )
 """16x8x16 over 32 lanes; lane 4 g + t starts at row g (of A and C) and column 2 t."""
+LANES_32_WIDE = MatrixLayout(
+    shape=_shape(16, 16, 16),
+    a=LANES_32.a,
+    b=_fragment(_PAIR, _GROUP, [(r + i, c) for c in (0, 8) for r in (0, 8) for i in range(2)]),
+    c=LANES_32.a,
+)
+"""The same with twice as many columns, 16x16x16."""
 LANES_32_INT8 = MatrixLayout(
     shape=_shape(16, 8, 32, "int8"),
     a=_fragment(_GROUP, _FOUR, [(r, c + i) for r in (0, 8) for c in (0, 16) for i in range(4)]),

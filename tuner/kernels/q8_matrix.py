@@ -31,7 +31,7 @@ MAX_HEAD_TILES = 4
 MAX_LANE_WORDS = 224
 """32-bit words of sums, scores, keys and values one lane may hold: GPUs give it 128 to 256."""
 MAX_PRODUCTS_ON_CPU = 128
-"""Products of matrices in a step: a software driver takes half a second to compile each."""
+"""Products of matrices in a step: a software driver takes several seconds to compile so many."""
 WEIGHT_PADDING = 8
 """Added to each head's row of weights in shared memory: its rows start in different banks."""
 MERGED_ELEMENTS = 8
