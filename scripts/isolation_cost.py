@@ -2,15 +2,16 @@
 
     .venv/bin/python scripts/isolation_cost.py [--device NAME] [--seconds 50] [--shape SHAPE]
 
-A trial is what a search does with a variant: render, compile (from the cache), make pipelines,
-validate, check the timed operands, take samples. Each variant, drawn at random, is tried once in
-both ways without counting, and then in pairs, of which chance says which comes first, until the
-time is up: a minute and a half at most with the defaults. Samples end by the device time that they
-take, so that chance does not decide how many there are. Told are the wall time and the processor
-time of both processes, whatever else the machine does; intervals are of 95 %, by resampling pairs.
+A trial is what a search does with a variant: render, compile (from the cache) and make pipelines;
+then, on the device, validate, check the timed operands, take samples. Each variant, drawn at
+random, is tried once in both ways without counting, and then in pairs, of which chance says which
+comes first, until the time is up: a minute and a half at most with the defaults. Samples end by the
+device time that they take, so that chance does not decide how many there are. Told are the wall
+time and the processor time of both processes, whatever else the machine does; intervals are of
+95 %, by resampling pairs.
 
-A search makes pipelines while the device is busy, so that a part of the cost is hidden there; here
-it shows. Prints a table in Markdown; exit code 1 if the wall time is proven to grow by over 5 %.
+A search makes pipelines in other threads while the device is busy: what it loses is what the part
+on the device loses. Prints a table in Markdown; exit code 1 if that is proven to grow by over 5 %.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ _CPU_CLOCK_OF_PROCESS = 2
 
 @dataclass(frozen=True)
 class Taken:
-    """What one trial took, in milliseconds, and whether it was right."""
+    """What one trial took, in milliseconds, and whether it was right; `device` is of `wall`."""
 
     wall: float
+    device: float
     processor: float
     correct: bool
 
@@ -64,10 +66,16 @@ class Way:
     def take(self, values: Values) -> Taken:
         """Try a variant once."""
         wall, processor = time.perf_counter(), self._processor_s()
-        record = self.evaluator.run(values)
-        wall_ms = 1e3 * (time.perf_counter() - wall)
-        processor_ms = 1e3 * (self._processor_s() - processor)
-        return Taken(wall_ms, processor_ms, record.state == "correct")
+        trial = self.evaluator.prepare(self.evaluator.draft(values))
+        device = time.perf_counter()
+        record = self.evaluator.finish(trial)
+        end = time.perf_counter()
+        return Taken(
+            wall=1e3 * (end - wall),
+            device=1e3 * (end - device),
+            processor=1e3 * (self._processor_s() - processor),
+            correct=record.state == "correct",
+        )
 
     def _processor_s(self) -> float:
         own = time.process_time()
@@ -102,7 +110,8 @@ def main() -> None:
         f"device in {first_s:.2f} s\n"
     )
     print("| a trial | in process ms | in a worker ms | more ms | ratio |\n|---|---|---|---|---|")
-    low = tell("wall time", [(a.wall, b.wall) for a, b in pairs])
+    tell("wall time, pipelines and all", [(a.wall, b.wall) for a, b in pairs])
+    low = tell("wall time on the device", [(a.device, b.device) for a, b in pairs])
     tell("processor time", [(a.processor, b.processor) for a, b in pairs])
     sys.exit(1 if low > ALLOWED else 0)
 
