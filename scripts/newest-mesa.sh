@@ -5,8 +5,9 @@
 # driver has cooperative matrices, puts the packages of requirements-dev.lock into it and there runs
 # `tuner verify` for every family with a matrix strategy and the tests that need matrices. A whole
 # folder of the last 30 days is used again. Needs root (chroot), debootstrap, and what apt and pip
-# need; exit status 2 and the reason if it cannot be done, 1 if something is wrong with a kernel.
-set -euo pipefail
+# need. Exit status: 2, with the reason, if it cannot be done here, which includes a network that is
+# too slow; 1 if something is wrong with a kernel.
+set -Eeuo pipefail
 
 home=~
 root=$(realpath --canonicalize-missing "${1:-${XDG_CACHE_HOME:-$home/.cache}/kvtune/newest-mesa}")
@@ -14,12 +15,18 @@ cd "$(dirname "$0")/.."
 
 readonly PACKAGES=mesa-vulkan-drivers,vulkan-validationlayers,glslang-tools,python3,python3-venv
 readonly MAX_AGE_DAYS=30
-readonly TESTS='matri or dealing or contract' # tests by name; all that need matrices say so
-readonly LAUNCH_TIMEOUT_S=400 # the driver compiles for 30 s of one core, and may have to share it
+readonly SPACE_MB=1500
 readonly LOCK=requirements-dev.lock
+# What `tuner verify` tries: kernels depend on whether there are several parts, not on how many, and
+# this driver takes half a minute to compile one with large tiles.
+readonly ONLY=(strategy=matrix split=none split=count:4 subgroups={1,2,4,12} tile_tokens={8,16})
+readonly LAUNCH_TIMEOUT_S=400 # the driver compiles in the launch, and may have to share its core
 
 say() { printf 'newest-mesa: %s\n' "$*" >&2; }
-die() { say "$@"; exit 2; }
+die() { say "matrix strategies NOT validated: $*"; exit 2; }
+
+# Runs a command without input for so many seconds at most; its exit status is 124 if that ends it.
+within() { timeout --kill-after=10 "$@" </dev/null; }
 
 # --- what it needs --------------------------------------------------------------------------------
 
@@ -32,7 +39,17 @@ require_root() {
   ((EUID == 0)) && return
   say "this makes a Debian system in a folder and runs in it, which takes root:"
   printf '\n  sudo %s %s\n\n' "scripts/newest-mesa.sh" "$root" >&2
-  exit 2
+  die "it needs root"
+}
+
+require_chroot() {
+  chroot / true 2>/dev/null || die "chroot is not allowed here, even to root"
+}
+
+require_space() {
+  local free
+  free=$(df --output=avail --block-size=1M "$(dirname "$root")" | tail -n 1)
+  ((free >= SPACE_MB)) || die "$(dirname "$root") has $free MB left, a Debian needs $SPACE_MB"
 }
 
 require_debootstrap() {
@@ -42,18 +59,18 @@ require_debootstrap() {
   say "apt-get install debootstrap"
   export DEBIAN_FRONTEND=noninteractive
   local options=(--no-install-recommends --yes --quiet --quiet -o DPkg::Lock::Timeout=120)
-  apt-get update --quiet --quiet </dev/null >&2 || say "apt-get update failed, trying what is known"
-  apt-get install "${options[@]}" debootstrap debian-archive-keyring gpg gpgv </dev/null >&2 ||
+  within 120 apt-get update --quiet --quiet >&2 || say "apt-get update failed, trying what is known"
+  within 180 apt-get install "${options[@]}" debootstrap debian-archive-keyring gpg gpgv >&2 ||
     die "apt-get cannot install debootstrap: run 'apt-get install debootstrap' and see why"
 }
 
 # Starts this script again as the first process of a namespace: however that process ends, the mounts
-# and processes of the namespace end with it.
+# and processes of the namespace end with it. A container may not let it; all works without, too.
 enter_own_namespace() {
-  [[ -z ${KVTUNE_OWN_NAMESPACE:-} ]] || return 0
   local namespace=(unshare --mount --pid --fork --kill-child --mount-proc)
-  "${namespace[@]}" true 2>/dev/null ||
-    die "mounting is not allowed here, even to root: a container needs CAP_SYS_ADMIN for it"
+  if [[ -n ${KVTUNE_OWN_NAMESPACE:-} ]] || ! "${namespace[@]}" true 2>/dev/null; then
+    return 0
+  fi
   KVTUNE_OWN_NAMESPACE=1 exec "${namespace[@]}" "scripts/$(basename "$0")" "$root"
 }
 
@@ -61,7 +78,7 @@ enter_own_namespace() {
 
 # Runs a command in the folder, in the copy of the repository once that is there.
 inside() {
-  chroot "$root" /usr/bin/env -i HOME=/root LANG=C.UTF-8 PYTHONPATH=/kvtune \
+  within 1500 chroot "$root" /usr/bin/env -i HOME=/root LANG=C.UTF-8 PYTHONPATH=/kvtune \
     PATH=/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin sh -c 'cd /kvtune && exec "$@"' sh "$@"
 }
 
@@ -75,9 +92,10 @@ make_system() {
   local made=$root.part log=$root.log
   say "debootstrap sid $root, about a minute"
   rm -rf --one-file-system "$made"
-  debootstrap --variant=minbase --include="$PACKAGES" sid "$made" >"$log" 2>&1 </dev/null || {
+  within 420 debootstrap --variant=minbase --include="$PACKAGES" sid "$made" >"$log" 2>&1 || {
+    (($? != 124)) || echo "it took more than 420 s" >>"$log"
     tail -n 20 "$log" >&2
-    die "debootstrap failed (all it said: $log): is a Debian mirror within reach?"
+    die "debootstrap failed (all it said: $log): is a Debian mirror within reach, and fast enough?"
   }
   rm -f "$made"/var/cache/apt/archives/*.deb
   mkdir "$made/kvtune"
@@ -90,21 +108,22 @@ make_system() {
 
 # The lines of the lock file that its markers let through for the Python inside.
 write_lock_for_inside() {
+  cp "$LOCK" "$root/wheels/"
   inside /venv/bin/python -c '
-import sys
+from pathlib import Path
 from pip._vendor.packaging.markers import Marker
-for line in sys.stdin.read().replace("\\\n", " ").splitlines():
+for line in Path("/wheels/'"$LOCK"'").read_text().replace("\\\n", " ").splitlines():
     requirement, _, _ = line.partition(" --hash")
     _, _, marker = requirement.partition(";")
     if not line.startswith("#") and (not marker or Marker(marker).evaluate()):
         print(line)
-' <"$LOCK" >"$root/wheels/requirements.lock"
+' >"$root/wheels/requirements.lock"
 }
 
 # pip fetches for the Python inside but runs outside, where the network is set up.
 fill_venv() {
   local version platforms
-  [[ -x .venv/bin/python ]] || scripts/setup.sh dev
+  [[ -x .venv/bin/python ]] || within 600 scripts/setup.sh dev || die "scripts/setup.sh dev failed"
   say "making its Python environment from $LOCK"
   rm -rf "$root"/{venv,wheels,.venv-stamp}
   mkdir "$root/wheels"
@@ -115,11 +134,11 @@ from pip._vendor.packaging.tags import platform_tags
 print(*("--platform=" + tag for tag in platform_tags()))')
   write_lock_for_inside
   # shellcheck disable=SC2086 # one word a platform
-  .venv/bin/python -m pip --disable-pip-version-check -qq download --require-hashes --no-deps \
-    --only-binary=:all: --python-version "$version" $platforms --dest "$root/wheels" \
-    --requirement "$root/wheels/requirements.lock" </dev/null >&2 ||
-    die "pip finds no wheels for Python $version, which Debian unstable has now: 'make lock' takes" \
-      "newer releases; a package that has none at all needs a marker in pyproject.toml"
+  within 300 .venv/bin/python -m pip --disable-pip-version-check -qq download --require-hashes \
+    --no-deps --only-binary=:all: --python-version "$version" $platforms --dest "$root/wheels" \
+    --requirement "$root/wheels/requirements.lock" >&2 ||
+    die "pip gets no wheels for Python $version, which Debian unstable has now: where the network is" \
+      "well, 'make lock' takes newer releases; a package without any needs a marker in pyproject.toml"
   inside /venv/bin/python -m pip --disable-pip-version-check -qq install --no-index --no-compile \
     --require-hashes --no-deps --find-links /wheels --requirement /wheels/requirements.lock
   rm -rf "$root/wheels"
@@ -144,12 +163,12 @@ validate() {
   local log="$root/pytest.log" failed=0
   inside dpkg-query --show --showformat='${Package} ${Version}\n' mesa-vulkan-drivers
   inside python -m tuner devices
-  inside python -m pytest -q -p no:cacheprovider --require-vulkan -k "$TESTS" \
-    >"$log" 2>&1 </dev/null &
+  inside python -m pytest -q -p no:cacheprovider -m matrices --require-vulkan --require-matrices \
+    --launch-timeout "$LAUNCH_TIMEOUT_S" --timeout "$((2 * LAUNCH_TIMEOUT_S))" >"$log" 2>&1 &
   say "tuner verify"
-  inside python -m tuner verify --all-families --only strategy=matrix --variants values \
+  inside python -m tuner verify --all-families "${ONLY[@]/#/--only=}" --variants values \
     --validation --launch-timeout "$LAUNCH_TIMEOUT_S" || failed=1
-  say "pytest -k '$TESTS'"
+  say "pytest -m matrices"
   wait "$!" || failed=1
   cat "$log"
   return "$failed"
@@ -157,19 +176,24 @@ validate() {
 
 # --------------------------------------------------------------------------------------------------
 
-require_own_folder
-require_root
-require_debootstrap
-enter_own_namespace
+trap 'die "line $LINENO failed: $BASH_COMMAND"' ERR
 trap 'exit 130' INT
 trap 'exit 143' TERM
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 mkdir -p "$(dirname "$root")"
+require_own_folder
+require_root
+require_chroot
+is_system_whole || require_space
+is_system_whole || require_debootstrap
+enter_own_namespace
 exec {lock}>"$root.lock"
-flock "$lock" # one run at a time
+flock --timeout 1200 "$lock" || die "another run has had $root for 20 minutes"
 is_system_whole || make_system
-mount -t proc proc "$root/proc"
+[[ -z ${KVTUNE_OWN_NAMESPACE:-} ]] || mount -t proc proc "$root/proc"
 is_venv_whole || fill_venv
 copy_repository
+trap - ERR
 if ! validate; then
   say "failed; see above"
   exit 1

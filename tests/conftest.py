@@ -1,7 +1,7 @@
 """Options, markers and the Vulkan runner that the tests share.
 
 Every test that uses `vulkan_runner` is marked `vulkan` and fails if the validation layer says
-anything while it runs.
+anything while it runs; one that uses `matrix_shape` or `matrix_shapes` is marked `matrices`, too.
 """
 
 from __future__ import annotations
@@ -35,6 +35,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail, rather than skip, tests for which there is no Vulkan device or layer",
     )
+    group.addoption(
+        "--require-matrices",
+        action="store_true",
+        help="fail, rather than skip, tests for which the device has no cooperative matrices",
+    )
+    group.addoption(
+        "--launch-timeout",
+        metavar="SECONDS",
+        type=float,
+        help="how long a launch of the shared runner may take (default: by the kind of device)",
+    )
     group.addoption("--vulkan-device", metavar="SELECTOR", help="device to test on")
 
 
@@ -42,6 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _VULKAN_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.vulkan)
+        if "matrix_shapes" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.matrices)
 
 
 @pytest.fixture(scope="session")
@@ -121,12 +134,16 @@ def validation_log() -> list[list[str]]:
 
 @pytest.fixture(scope="session")
 def vulkan_runner(
-    vulkan_selector: str | None, validation: bool, validation_log: list[list[str]]
+    pytestconfig: pytest.Config,
+    vulkan_selector: str | None,
+    validation: bool,
+    validation_log: list[list[str]],
 ) -> Iterator[VulkanRunner]:
     """A runner on the device under test, validated if the layer is there."""
     from tuner.runner.vulkan import VulkanRunner
 
-    runner = VulkanRunner(vulkan_selector, validation)
+    timeout_s = pytestconfig.getoption("--launch-timeout")
+    runner = VulkanRunner(vulkan_selector, validation, timeout_s=timeout_s)
     validation_log.append(runner.messages)
     yield runner
     runner.close()
@@ -168,6 +185,25 @@ def gpu_runner(vulkan_runner: VulkanRunner) -> VulkanRunner:
     if vulkan_runner.info.is_cpu:
         pytest.skip("needs a GPU")
     return vulkan_runner
+
+
+@pytest.fixture(scope="session")
+def matrix_shapes(pytestconfig: pytest.Config, vulkan_runner: VulkanRunner) -> tuple[str, ...]:
+    """The device's matrices of 16-bit floats, "16x8x16" …; skips (or fails) without any."""
+    shapes = [each.shape for each in vulkan_runner.info.matrix_layouts]
+    names = tuple(f"{each.m}x{each.n}x{each.k}" for each in shapes if each.a_type == "float16")
+    if names:
+        return names
+    reason = "this device has no cooperative matrices of 16-bit floats whose mapping is known"
+    if pytestconfig.getoption("--require-matrices"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def matrix_shape(matrix_shapes: tuple[str, ...]) -> str:
+    """The first of `matrix_shapes`."""
+    return matrix_shapes[0]
 
 
 @pytest.fixture(autouse=True)

@@ -255,27 +255,23 @@ def test_a_broken_kernel_is_caught(
     assert mistake.says in found.failure.error
 
 
-def _dealt_variant(runner: VulkanRunner) -> Values:
-    shapes = [i.shape for i in runner.info.matrix_layouts if i.shape.a_type == "float16"]
-    if not shapes:
-        pytest.skip("this device has no cooperative matrices of 16-bit floats")
-    shape = f"{shapes[0].m}x{shapes[0].n}x{shapes[0].k}"
-    return variant(f"{DEALT} matrix_shape={shape}", runner.info.subgroup_size)
+@pytest.fixture
+def dealt(vulkan_runner: VulkanRunner, matrix_shape: str) -> Values:
+    """A variant that deals out the work."""
+    return variant(f"{DEALT} matrix_shape={matrix_shape}", vulkan_runner.info.subgroup_size)
 
 
 def test_dealing_was_right_before_it_was_broken(
-    vulkan_runner: VulkanRunner, cases: ResidentCases
+    vulkan_runner: VulkanRunner, cases: ResidentCases, dealt: Values
 ) -> None:
-    values = _dealt_variant(vulkan_runner)
-    assert judged(vulkan_runner, PROBLEM, values, cases=cases).failure is None
+    assert judged(vulkan_runner, PROBLEM, dealt, cases=cases).failure is None
 
 
 @pytest.mark.parametrize("mistake", DEALT_MISTAKES.values(), ids=DEALT_MISTAKES)
 def test_a_mistake_in_dealing_is_caught(
-    vulkan_runner: VulkanRunner, cases: ResidentCases, mistake: Mistake
+    vulkan_runner: VulkanRunner, cases: ResidentCases, dealt: Values, mistake: Mistake
 ) -> None:
-    values = _dealt_variant(vulkan_runner)
-    found = judged(vulkan_runner, PROBLEM, values, cases=cases, render=mistake.render)
+    found = judged(vulkan_runner, PROBLEM, dealt, cases=cases, render=mistake.render)
     assert found.failure is not None
     assert found.failure.state == "correctness"
     assert mistake.says in found.failure.error

@@ -536,6 +536,21 @@ def test_verify_takes_only_the_variants_asked_for(run_on_device: Run) -> None:
     assert set(others) == {1}
 
 
+def test_verify_asks_each_family_for_what_it_has_of_only(run_on_device: Run) -> None:
+    writes = "cache_write:kv_heads=1,head_size=64,tokens=4"
+    arguments = ["verify", "--all-families", "--shape", writes, "--variants", "values", "--json"]
+    for text in ("strategy=direct", "strategy=teams", "threads=64", "lanes=8", "width=4"):
+        arguments += ["--only", text]
+    covered = run_on_device(*arguments).json()["covered"]
+    assert set(covered) == {"cache_write_f32", "cache_write_q8"}
+    of_floats, of_codes = covered["cache_write_f32"], covered["cache_write_q8"]
+    assert (of_floats["strategy"], of_floats["threads"]) == (["direct"], [64])
+    assert (of_codes["strategy"], of_codes["lanes"]) == (["teams"], [8])
+    assert of_floats["width"] == of_codes["width"] == [4]
+    refused = run_on_device(*arguments, "--only", "threads=65", code=2)
+    assert "--only threads=65: no family has that" in refused.err
+
+
 @pytest.mark.parametrize(
     ("only", "says"),
     [

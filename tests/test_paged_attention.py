@@ -149,24 +149,22 @@ def test_every_geometry_is_right(
 )
 def test_matrices_are_right_where_the_device_has_them(
     vulkan_runner: VulkanRunner,
+    matrix_shape: str,
     cases: ResidentCases,
     geometry: tuple[int, int, int, int],
     text: str,
 ) -> None:
     info, of = vulkan_runner.info, problem(*geometry, element="f16")
-    whole = matrix_variant(info, text)
+    whole = matrix_variant(matrix_shape, text)
     if found := reasons(FAMILY, variant(FAMILY, whole, info), of, info):
         pytest.skip("; ".join(found))
     assert judged(vulkan_runner, FAMILY, of, whole, cases=cases).failure is None
 
 
-def matrix_variant(device: DeviceInfo, text: str) -> str:
-    """A variant on matrix units of the first shape that the device has; skips if it has none."""
-    shapes = [each.shape for each in device.matrix_layouts if each.shape.a_type == "float16"]
-    if not shapes:
-        pytest.skip("this device has no cooperative matrices of 16-bit floats")
-    m, n, k = shapes[0].m, shapes[0].n, shapes[0].k
-    return f"matrix subgroups=2 tile_rows={2 * m} tile_tokens=16 matrix_shape={m}x{n}x{k} {text}"
+def matrix_variant(shape: str, text: str) -> str:
+    """A variant on matrix units whose two subgroups have a matrix of rows each."""
+    rows = 2 * int(shape.partition("x")[0])
+    return f"matrix subgroups=2 tile_rows={rows} tile_tokens=16 matrix_shape={shape} {text}"
 
 
 # Kernels broken on purpose
@@ -285,9 +283,9 @@ def test_a_broken_kernel_is_caught(
     ids=["not rescaled", "mask one key short", "keys for values", "last row missing"],
 )
 def test_a_broken_matrix_kernel_is_caught(
-    vulkan_runner: VulkanRunner, cases: ResidentCases, right: str, wrong: str
+    vulkan_runner: VulkanRunner, matrix_shape: str, cases: ResidentCases, right: str, wrong: str
 ) -> None:
-    text = matrix_variant(vulkan_runner.info, "split=none")
+    text = matrix_variant(matrix_shape, "split=none")
     mistake = Mistake(variant=text, right=right, wrong=wrong)
     of = problem(element="f16")
     found = judged(vulkan_runner, FAMILY, of, text, cases=cases, render=mistake.render)

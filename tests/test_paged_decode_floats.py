@@ -102,16 +102,11 @@ def cases(vulkan_runner: VulkanRunner) -> Iterator[Mapping[str, ResidentCases]]:
         each.close()
 
 
-def shaped(text: str, info: DeviceInfo) -> str:
-    """A variant with the device's first matrix shape, if it is one of matrices."""
-    if not text.startswith("matrix"):
-        return text
-    shapes = [i.shape for i in info.matrix_layouts if i.shape.a_type == "float16"]
-    if not shapes:
-        pytest.skip("this device has no cooperative matrices of 16-bit floats")
-    width = 2 if info.is_cpu else 8
-    named = f"matrix_shape={shapes[0].m}x{shapes[0].n}x{shapes[0].k} value_width={width}"
-    return text.replace("matrix", f"matrix {named}", 1)
+@pytest.fixture
+def matrix_variant(vulkan_runner: VulkanRunner, matrix_shape: str) -> str:
+    """How variants on the device's matrices begin, for `chosen`."""
+    width = 2 if vulkan_runner.info.is_cpu else 8
+    return f"f16 matrix matrix_shape={matrix_shape} value_width={width}"
 
 
 def check(
@@ -162,13 +157,13 @@ def test_every_switch_is_right(
 )
 def test_matrices_are_right_where_the_device_has_them(
     vulkan_runner: VulkanRunner,
+    matrix_variant: str,
     cases: Mapping[str, ResidentCases],
     text: str,
     changes: dict[str, Any],
 ) -> None:
-    info = vulkan_runner.info
     of = problem((64, 16, 3, 2), **({"value_head_size": 16} | changes))
-    check(vulkan_runner, cases, of, f"f16 {shaped('matrix ' + text, info)}")
+    check(vulkan_runner, cases, of, f"{matrix_variant} {text}")
 
 
 @pytest.mark.parametrize(("geometry", "text"), VARIANTS)
@@ -199,12 +194,7 @@ def test_no_vector_is_missing() -> None:
     assert len(names("s1_decode_f32_*")) == 4
 
 
-@pytest.mark.parametrize(
-    "text", ["baseline", f"scalar_f32 {WHOLE}", f"packed_f16 {WHOLE}", "matrix split=count:8"]
-)
-def test_one_launch_serves_any_length_in_device_memory(
-    vulkan_runner: VulkanRunner, text: str
-) -> None:
+def assert_serves_any_length(runner: VulkanRunner, text: str) -> None:
     """Half values, permuted blocks; 40 tokens, then a capacity of 128 with 17 and 96 of them."""
     golden = load("s1_decode_f32_recipe")
     exact = golden_operands(golden)
@@ -216,17 +206,29 @@ def test_one_launch_serves_any_length_in_device_memory(
         with_inputs(exact, **halves), scalars=exact.scalars | {"max_context_len": 128}
     )
     of = replace_context(golden_problem(golden), 128)
-    info = vulkan_runner.info
-    family, values = chosen(f"f16 {shaped(text, info)}", info.subgroup_size)
-    job = job_of(vulkan_runner, family, of, values, capacity)
+    family, values = chosen(text, runner.info.subgroup_size)
+    job = job_of(runner, family, of, values, capacity)
     for lengths in ((40, 17, 96), (17, 96, 40)):
         operands = with_inputs(capacity, context_lens=np.uint32(lengths))
-        got = launched(vulkan_runner, job, operands).outputs["out"]
+        got = launched(runner, job, operands).outputs["out"]
         wanted = float_decode_reference(operands).outputs["out"]
         assert (np.abs(got - wanted) <= 2e-2 + 2e-2 * np.abs(wanted)).all()
     # The file's own answer, for its own order of lengths.
-    first = launched(vulkan_runner, job, capacity).outputs["out"]
+    first = launched(runner, job, capacity).outputs["out"]
     assert (np.abs(first - golden.want["out"]) <= 2e-2 + 2e-2 * np.abs(first)).all()
+
+
+@pytest.mark.parametrize("text", ["baseline", f"scalar_f32 {WHOLE}", f"packed_f16 {WHOLE}"])
+def test_one_launch_serves_any_length_in_device_memory(
+    vulkan_runner: VulkanRunner, text: str
+) -> None:
+    assert_serves_any_length(vulkan_runner, f"f16 {text}")
+
+
+def test_one_launch_of_matrices_serves_any_length_in_device_memory(
+    vulkan_runner: VulkanRunner, matrix_variant: str
+) -> None:
+    assert_serves_any_length(vulkan_runner, f"{matrix_variant} split=count:8")
 
 
 def replace_context(of: PagedDecodeProblem, context: int) -> PagedDecodeProblem:

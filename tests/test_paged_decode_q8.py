@@ -155,16 +155,13 @@ def test_the_table_covers_what_must_work() -> None:
 )
 def test_matrices_are_right_where_the_device_has_them(
     vulkan_runner: VulkanRunner,
+    matrix_shape: str,
     cases: ResidentCases,
     geometry: tuple[int, int, int, int],
     text: str,
 ) -> None:
     info = vulkan_runner.info
-    shapes = [i.shape for i in info.matrix_layouts if i.shape.a_type == "float16"]
-    if not shapes:
-        pytest.skip("this device has no cooperative matrices of 16-bit floats")
-    named = f"{text} matrix_shape={shapes[0].m}x{shapes[0].n}x{shapes[0].k}"
-    values = variant(named, info.subgroup_size)
+    values = variant(f"{text} matrix_shape={matrix_shape}", info.subgroup_size)
     if found := reasons(FAMILY, values, problem(*geometry), info):
         pytest.skip("; ".join(found))
     assert judged(vulkan_runner, problem(*geometry), values, cases=cases).failure is None
@@ -173,29 +170,43 @@ def test_matrices_are_right_where_the_device_has_them(
 # The planar layout
 
 
+def assert_right_planar(
+    runner: VulkanRunner, geometry: tuple[int, int, int, int], text: str
+) -> None:
+    values, of = (
+        variant(text, runner.info.subgroup_size, PAGED_DECODE_Q8_PLANAR),
+        problem(*geometry),
+    )
+    if found := reasons(PAGED_DECODE_Q8_PLANAR, values, of, runner.info):
+        pytest.skip("; ".join(found))
+    assert judged(runner, of, values, family=PAGED_DECODE_Q8_PLANAR).failure is None
+
+
 @pytest.mark.parametrize("geometry", [(64, 16, 2, 2), (80, 8, 4, 1)])
 @pytest.mark.parametrize(
-    "text",
-    [
-        "baseline",
-        "scalar_f32 lanes_per_token=4 tokens_unrolled=2 split=count:4",
-        "matrix staging=shared prefetch=all subgroups=2 split=none",
-        "matrix staging=registers split=count:2",
-    ],
+    "text", ["baseline", "scalar_f32 lanes_per_token=4 tokens_unrolled=2 split=count:4"]
 )
 def test_scales_in_a_plane_of_their_own(
     vulkan_runner: VulkanRunner, geometry: tuple[int, int, int, int], text: str
 ) -> None:
-    info, of = vulkan_runner.info, problem(*geometry)
-    shapes = [i.shape for i in info.matrix_layouts if i.shape.a_type == "float16"]
-    if text.startswith("matrix"):
-        if not shapes:
-            pytest.skip("this device has no cooperative matrices of 16-bit floats")
-        text += f" matrix_shape={shapes[0].m}x{shapes[0].n}x{shapes[0].k}"
-    values = variant(text, info.subgroup_size, PAGED_DECODE_Q8_PLANAR)
-    if found := reasons(PAGED_DECODE_Q8_PLANAR, values, of, info):
-        pytest.skip("; ".join(found))
-    assert judged(vulkan_runner, of, values, family=PAGED_DECODE_Q8_PLANAR).failure is None
+    assert_right_planar(vulkan_runner, geometry, text)
+
+
+@pytest.mark.parametrize("geometry", [(64, 16, 2, 2), (80, 8, 4, 1)])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "matrix staging=shared prefetch=all subgroups=2 split=none",
+        "matrix staging=registers split=count:2",
+    ],
+)
+def test_matrices_take_scales_from_their_plane(
+    vulkan_runner: VulkanRunner,
+    matrix_shape: str,
+    geometry: tuple[int, int, int, int],
+    text: str,
+) -> None:
+    assert_right_planar(vulkan_runner, geometry, f"{text} matrix_shape={matrix_shape}")
 
 
 def test_a_layout_has_the_same_operands_as_the_other() -> None:

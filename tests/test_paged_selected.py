@@ -90,16 +90,11 @@ def test_geometries_are_right(
 )
 @pytest.mark.parametrize("ratio", [16, 64])
 def test_matrices_are_right_where_the_device_has_them(
-    vulkan_runner: VulkanRunner, cases: ResidentCases, text: str, ratio: int
+    vulkan_runner: VulkanRunner, matrix_shape: str, cases: ResidentCases, text: str, ratio: int
 ) -> None:
-    info = vulkan_runner.info
-    shapes = [each.shape for each in info.matrix_layouts if each.shape.a_type == "float16"]
-    if not shapes:
-        pytest.skip("this device has no cooperative matrices of 16-bit floats")
-    named = f"{text} matrix_shape={shapes[0].m}x{shapes[0].n}x{shapes[0].k}"
-    of = problem(ratio=ratio)
+    named, of = f"{text} matrix_shape={matrix_shape}", problem(ratio=ratio)
     values = variant(PAGED_SELECTED_Q8, named, vulkan_runner)
-    if found := reasons(PAGED_SELECTED_Q8, values, of, info):
+    if found := reasons(PAGED_SELECTED_Q8, values, of, vulkan_runner.info):
         pytest.skip("; ".join(found))
     assert judged(vulkan_runner, PAGED_SELECTED_Q8, of, named, cases=cases).failure is None
 

@@ -97,24 +97,37 @@ def wanted_values(family: Family, only: Only) -> dict[str, list[Value]]:
     return wanted
 
 
-def having(families: Sequence[Family], only: Only) -> tuple[Family, ...]:
-    """Those of the families that have the parameters and values that `only` names.
+def having(families: Sequence[Family], only: Only) -> tuple[tuple[Family, Only], ...]:
+    """Those of the families that have something of what `only` names, each with its part of that.
+
+    A family's part are the parameters that it has, with the values that they have. A family that
+    has none of the parameters, or none of the values of one of them, is left out.
 
     Raises:
-        UnknownNameError: none has.
+        UsageError: a value that no family is left to have.
     """
-    found = []
-    unknown: UnknownNameError | None = None
-    for family in families:
-        try:
-            wanted_values(family, only)
-        except UnknownNameError as error:
-            unknown = unknown or error
-        else:
-            found.append(family)
-    if unknown and not found:
-        raise unknown
-    return tuple(found)
+    parts = ((family, _part(family, only)) for family in families)
+    found = tuple(
+        (family, part) for family, part in parts if all(part.values()) and (part or not only)
+    )
+    met = {(name, text) for _, part in found for name, texts in part.items() for text in texts}
+    for name, texts in only.items():
+        for text in texts:
+            if (name, text) not in met:
+                raise UsageError(
+                    f"--only {name}={text}: no family has that, of those that have the rest"
+                )
+    return found
+
+
+def _part(family: Family, only: Only) -> Only:
+    return {
+        parameter.name: [
+            text for text in only[parameter.name] if text in map(str, parameter.values)
+        ]
+        for parameter in family.parameters
+        if parameter.name in only
+    }
 
 
 def chosen_batches(

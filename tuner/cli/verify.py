@@ -115,17 +115,18 @@ def verify(
     """Check variants on the device against the oracle.
 
     Without --shape or --model they are run on the first of the family's small geometries (workload
-    KIND-geometries), and a few of them on each of the others. With --all-families, those that do
-    not solve the problem or lack what --only names are left out. Exit code 1: an answer is wrong.
+    KIND-geometries), and a few of them on each of the others. With --all-families, those are left
+    out that do not solve the problem, or have a parameter that --only names but none of its values,
+    or none of these parameters. Exit code 1: an answer is wrong.
     """
     from tuner import kernels
     from tuner.cli.session import opened
 
     if (family is None) != all_families:
         raise UsageError("give one FAMILY or --all-families")
-    pick = Pick(count=parse_count(variants), only=parse_only(only or ()), seed=seed)
-    chosen = kernels.families() if family is None else (kernels.family(family),)
-    chosen = having(chosen, pick.only)
+    count, wanted = parse_count(variants), parse_only(only or ())
+    one = None if family is None else kernels.family(family)
+    chosen = having(kernels.families(), wanted) if one is None else ((one, wanted),)
     choice = options.ProblemChoice(shapes=shape, models=model, sequences=sequences, context=context)
     with ExitStack() as stack:
         open_one = partial(
@@ -139,10 +140,11 @@ def verify(
         devices = _open_devices(stack, open_one)
         info = devices[0].info
         if all_families and choice.said:
-            able = tuple(each for each in chosen if choice.problems(each, on_cpu=info.is_cpu))
+            able = tuple(c for c in chosen if choice.problems(c[0], on_cpu=info.is_cpu))
             chosen = able or chosen
         todo: list[Batch] = []
-        for each in chosen:
+        for each, part in chosen:
+            pick = Pick(count=count, only=part, seed=seed)
             found, refused = chosen_batches(each, choice, info, pick)
             todo += found
             if refused:
@@ -154,7 +156,7 @@ def verify(
     if json:
         print_json(as_data(report))
     else:
-        print_report(report, show_covered=bool(pick.only))
+        print_report(report, show_covered=bool(wanted))
     if not report.ok:
         raise typer.Exit(1)
 
