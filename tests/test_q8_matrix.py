@@ -20,7 +20,6 @@ from tuner.device_info import DeviceInfo, MatrixLayout
 from tuner.evaluate import ResidentCases, render_passes
 from tuner.kernels.base import Candidate, Family
 from tuner.kernels.fragments import FragmentPlan
-from tuner.kernels.matrix_units import shape_name
 from tuner.kernels.q8_matrix import SCALE_CODES, plan_of
 from tuner.kernels.q8_operands import make_operands
 from tuner.kernels.q8_parts import parts
@@ -49,12 +48,10 @@ def problem(
     )
 
 
-def on_matrices(text: str, runner: VulkanRunner) -> str:
-    """The variant on the device's first matrices of 16-bit floats; skips if it has none."""
-    for layout in runner.info.matrix_layouts:
-        if layout.shape.a_type == "float16":
-            return f"matrix matrix_shape={shape_name(layout)} {text}"
-    pytest.skip("this device has no cooperative matrices of 16-bit floats")
+@pytest.fixture
+def matrices(matrix_shape: str) -> str:
+    """How variants on the device's matrices begin."""
+    return f"matrix matrix_shape={matrix_shape}"
 
 
 # What is legal
@@ -159,11 +156,11 @@ def cases(vulkan_runner: VulkanRunner) -> Iterator[dict[str, ResidentCases]]:
     ],
 )
 def test_partials_by_matrices_are_as_golden(
-    vulkan_runner: VulkanRunner, name: str, text: str
+    vulkan_runner: VulkanRunner, matrices: str, name: str, text: str
 ) -> None:
     of, operands = partials_operands(load(name))
     family = SELECTED if isinstance(of, Q8SelectedProblem) else DENSE
-    text = on_matrices(text, vulkan_runner)
+    text = f"{matrices} {text}"
     execution = launched(vulkan_runner, family, of, operands, text)
     values = variant(family, text, vulkan_runner)
     verdict = judge(
@@ -175,8 +172,9 @@ def test_partials_by_matrices_are_as_golden(
 
 def test_an_identity_list_gives_matrices_the_bits_of_the_dense_kernel(
     vulkan_runner: VulkanRunner,
+    matrices: str,
 ) -> None:
-    text = on_matrices(VARIANTS["sliced"], vulkan_runner)
+    text = f"{matrices} {VARIANTS['sliced']}"
     dense = Q8DecodeProblem(rows=2, tokens=100, query_heads=12, kv_heads=1, head_size=64, step=40)
     operands = make_operands(dense, "random", 0)
     listed = Q8SelectedProblem(**msgspec.structs.asdict(dense), visible=100)
@@ -201,6 +199,7 @@ def test_an_identity_list_gives_matrices_the_bits_of_the_dense_kernel(
 )
 def test_matrices_are_right_in_every_geometry(
     vulkan_runner: VulkanRunner,
+    matrices: str,
     cases: dict[str, ResidentCases],
     of: Family,
     place: int,
@@ -210,7 +209,7 @@ def test_matrices_are_right_in_every_geometry(
         vulkan_runner,
         of,
         geometries(of.kind)[place],
-        on_matrices(VARIANTS[text], vulkan_runner),
+        f"{matrices} {VARIANTS[text]}",
         cases=cases[of.name],
     )
     assert found.failure is None
@@ -238,9 +237,9 @@ MISTAKES = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_matrix_kernel_broken_on_purpose_is_found(
-    vulkan_runner: VulkanRunner, cases: dict[str, ResidentCases], name: str
+    vulkan_runner: VulkanRunner, matrices: str, cases: dict[str, ResidentCases], name: str
 ) -> None:
-    text = on_matrices("subgroups=4 head_slices=2", vulkan_runner)
+    text = f"{matrices} subgroups=4 head_slices=2"
     right, wrong = MISTAKES[name]
     mistake = Mistake(variant=text, right=right, wrong=wrong, says="")
     of = problem(24, 2, 64, 100)
@@ -248,10 +247,10 @@ def test_a_matrix_kernel_broken_on_purpose_is_found(
 
 
 def test_a_matrix_kernel_that_ignores_the_list_is_found(
-    vulkan_runner: VulkanRunner, cases: dict[str, ResidentCases]
+    vulkan_runner: VulkanRunner, matrices: str, cases: dict[str, ResidentCases]
 ) -> None:
     mistake = Mistake(
-        variant=on_matrices("prefetch=1", vulkan_runner),
+        variant=f"{matrices} prefetch=1",
         right="visible[row * push.visible_stride + place]",
         wrong="place",
     )
