@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.golden_vectors import load, names
-from tests.made_devices import gpu, narrow_cpu
+from tests.made_devices import LANES_32, LANES_32_WIDE, gpu, narrow_cpu
 from tests.q8_kernels import (
     COMBINE,
     COMPILER,
@@ -315,6 +315,20 @@ def test_kernels_are_valid_spirv_and_timed_as_validated(of: Family, device: Devi
     assert len(kernels) > 15
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(spirv_val, sorted(kernels)[:: 1 + len(kernels) // 30]))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(24, 2, 256), (32, 8, 128), (16, 1, 96)])
+def test_what_gpus_run_on_large_shapes_is_valid_spirv(heads: int, kv_heads: int, size: int) -> None:
+    problem = Q8DecodeProblem(tokens=65_536, query_heads=heads, kv_heads=kv_heads, head_size=size)
+    device = gpu(matrix_layouts=(LANES_32, LANES_32_WIDE))
+    variants = legal(DENSE, problem, device).having({"strategy": ["matrix"], "split": ["device:1"]})
+    assert {values["matrix_shape"] for values in variants} == {"16x8x16", "16x16x16"}
+    scalars, kernels = DENSE.timing_scalars(problem), []
+    for values in pairwise(variants):
+        (attend,) = render_passes(DENSE, values, problem, device, scalars=scalars)
+        kernels.append(COMPILER.compile(attend.rendered, values=values).spirv)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(spirv_val, kernels[::4]))
 
 
 def test_problems_say_what_they_refuse() -> None:

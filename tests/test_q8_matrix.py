@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,19 +10,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.family_kernels import COMPILER, Mistake, assert_caught, judged, launched, variant
+from tests.family_kernels import Mistake, assert_caught, judged, launched, variant
 from tests.golden_vectors import load, names
-from tests.made_devices import LANES_8, LANES_32, LANES_32_WIDE, gpu, narrow_cpu
+from tests.made_devices import LANES_8, LANES_32, gpu, narrow_cpu
 from tests.q8_kernels import DENSE, SELECTED, partials_operands, written_parts
-from tests.spirv_tools import spirv_val
 from tuner.device_info import DeviceInfo, MatrixLayout
-from tuner.evaluate import ResidentCases, render_passes
+from tuner.evaluate import ResidentCases
 from tuner.kernels.base import Candidate, Family
 from tuner.kernels.fragments import FragmentPlan
 from tuner.kernels.q8_matrix import SCALE_CODES, plan_of
 from tuner.kernels.q8_operands import make_operands
 from tuner.kernels.q8_parts import parts
-from tuner.kernels.space import canonical, legal, pairwise, parse_values, reasons
+from tuner.kernels.space import canonical, legal, parse_values, reasons
 from tuner.oracle import judge
 from tuner.oracle.q8_decode import partials_reference
 from tuner.problems import Q8DecodeProblem, Q8SelectedProblem
@@ -119,20 +117,6 @@ def test_each_step_of_matrices_stays_under_one_scale(layout: MatrixLayout, head_
     groups = np.array(plan.query_dims).reshape(plan.steps, -1) // SCALE_CODES
     assert (groups == groups[:, :1]).all()
     assert sorted(plan.output_dims) == list(range(head_size))
-
-
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(24, 2, 256), (32, 8, 128), (16, 1, 96)])
-def test_what_gpus_run_on_matrices_compiles(heads: int, kv_heads: int, size: int) -> None:
-    of = problem(heads, kv_heads, size, 65_536)
-    device = gpu(matrix_layouts=(LANES_32, LANES_32_WIDE))
-    variants = legal(DENSE, of, device).having({"strategy": ["matrix"], "split": ["device:1"]})
-    kernels = []
-    for values in pairwise(variants):
-        (attend,) = render_passes(DENSE, values, of, device, scalars=DENSE.timing_scalars(of))
-        kernels.append(COMPILER.compile(attend.rendered, values=values).spirv)
-    assert {values["matrix_shape"] for values in variants} == {"16x8x16", "16x16x16"}
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(spirv_val, kernels[::4]))
 
 
 # What comes out
