@@ -170,6 +170,14 @@ def test_nearest_looks_only_among_those_allowed() -> None:
     assert variants.nearest(variants[4], among) == 5
 
 
+def test_what_a_declaration_does_not_say_is_neutral() -> None:
+    family = replace(TOY, baseline={"mode": "plain"}, starts=({"width": 32}, {}))
+    neutral = {parameter.name: parameter.values[0] for parameter in TOY.parameters}
+    assert family.baseline == {**neutral, "mode": "plain"}
+    assert family.starts == ({**neutral, "width": 32}, neutral)
+    assert list(family.starts[0]) == list(neutral)
+
+
 def test_too_many_values_are_refused() -> None:
     with pytest.raises(UsageError, match="256 values, the limit is 255"):
         Variants({"a": range(256)}, np.zeros((1, 1), np.uint8))

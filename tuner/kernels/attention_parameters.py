@@ -114,59 +114,52 @@ PARAMETERS = (
 )
 
 
-def start(**values: int | str) -> Values:
-    """A variant from its values; what is not said is neutral."""
-    neutral = {parameter.name: parameter.values[0] for parameter in PARAMETERS}
-    return neutral | values
-
-
-STARTS = (
-    *(
-        start(
-            strategy="matrix",
-            subgroup_size=size,
-            matrix_shape=shape,
-            subgroups=subgroups,
-            tile_rows=subgroups * int(shape.split("x")[0]),
-            tile_tokens=tokens,
-            prefetch=prefetch,
-            split=split,
-        )
-        for size, shape in ((32, "16x8x16"), (32, "16x16x16"), (64, "16x16x16"), (8, "8x8x8"))
-        for subgroups, tokens, prefetch, split in (
-            (4, 32, 1, "none"),
-            (8, 32, 1, "none"),
-            (4, 64, 0, "none"),
-            (4, 32, 1, "device:2"),
-            (1, 16, 1, "device:8"),
-        )
-    ),
-    *(
-        start(
-            strategy="lanes",
-            subgroup_size=size,
-            subgroups=4,
-            tile_rows=rows,
-            lanes_per_token=lanes,
-            tokens_unrolled=2,
-            split="device:4",
-            combine_slices=2,
-        )
-        for size in (32, 64, 16, 8)
-        for rows, lanes in ((4, 8), (8, 16), (1, 8))
-    ),
-    *(
-        start(
-            strategy="tiles",
-            subgroup_size=size,
-            subgroups=128 // size,
-            tile_rows=32,
-            tile_tokens=32,
-            lanes_per_row=columns,
-            kv_buffers=1,
-            split=split,
-        )
-        for size, columns in ((32, 16), (64, 16), (16, 16), (8, 8))
-        for split in ("none", "device:2")
-    ),
+MATRIX_STARTS: tuple[Values, ...] = tuple(
+    {
+        "strategy": "matrix",
+        "subgroup_size": size,
+        "matrix_shape": shape,
+        "subgroups": subgroups,
+        "tile_rows": subgroups * int(shape.split("x")[0]),
+        "tile_tokens": tokens,
+        "prefetch": prefetch,
+        "split": split,
+    }
+    for size, shape in ((32, "16x8x16"), (32, "16x16x16"), (64, "16x16x16"), (8, "8x8x8"))
+    for subgroups, tokens, prefetch, split in (
+        (4, 32, 1, "none"),
+        (8, 32, 1, "none"),
+        (4, 64, 0, "none"),
+        (4, 32, 1, "device:2"),
+        (1, 16, 1, "device:8"),
+    )
 )
+LANE_STARTS: tuple[Values, ...] = tuple(
+    {
+        "strategy": "lanes",
+        "subgroup_size": size,
+        "subgroups": 4,
+        "tile_rows": rows,
+        "lanes_per_token": lanes,
+        "tokens_unrolled": 2,
+        "split": "device:4",
+        "combine_slices": 2,
+    }
+    for size in (32, 64, 16, 8)
+    for rows, lanes in ((4, 8), (8, 16), (1, 8))
+)
+TILE_STARTS: tuple[Values, ...] = tuple(
+    {
+        "strategy": "tiles",
+        "subgroup_size": size,
+        "subgroups": 128 // size,
+        "tile_rows": 32,
+        "tile_tokens": 32,
+        "lanes_per_row": columns,
+        "kv_buffers": 1,
+        "split": split,
+    }
+    for size, columns in ((32, 16), (64, 16), (16, 16), (8, 8))
+    for split in ("none", "device:2")
+)
+STARTS = (*MATRIX_STARTS, *LANE_STARTS, *TILE_STARTS)

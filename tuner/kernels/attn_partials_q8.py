@@ -117,23 +117,18 @@ def _dispatch(c: Candidate) -> DispatchRule:
     )
 
 
-def _start(**values: int | str) -> Values:
-    neutral = {parameter.name: parameter.values[0] for parameter in PARAMETERS}
-    return neutral | values
-
-
 STARTS = (
-    *(_start(**start) for start in q8_matrix.STARTS),
+    *q8_matrix.STARTS,
     *(
-        _start(
-            strategy=strategy,
-            subgroup_size=size,
-            subgroups=subgroups,
-            head_slices=slices,
-            lanes_per_token=shared,
-            tokens_unrolled=unrolled,
-            split=split,
-        )
+        {
+            "strategy": strategy,
+            "subgroup_size": size,
+            "subgroups": subgroups,
+            "head_slices": slices,
+            "lanes_per_token": shared,
+            "tokens_unrolled": unrolled,
+            "split": split,
+        }
         for size, shared in ((32, 16), (64, 16), (16, 16), (8, 8))
         for strategy, unrolled in (("packed_f16", 4), ("int_dot", 4), ("scalar_f32", 2))
         for subgroups, slices in ((4, 4), (8, 4), (4, 2), (4, 1))
@@ -153,7 +148,7 @@ def _family(name: str, summary: str, problem_type: type[Q8DecodeProblem]) -> Fam
         constraints=(*q8_parts.CONSTRAINTS, *q8_lanes.CONSTRAINTS, *q8_matrix.CONSTRAINTS),
         bindings=(*BINDINGS, VISIBLE) if selected else BINDINGS,
         push_fields=q8_parts.PUSH_FIELDS,
-        baseline=_start(strategy="baseline"),
+        baseline={"strategy": "baseline"},
         starts=STARTS,
         arithmetic=arithmetic,
         passes=_passes,

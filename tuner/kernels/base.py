@@ -188,7 +188,8 @@ class ValidationCase:
 class Family:
     """A kernel family: one declaration, one template, one oracle.
 
-    Functions that take a `Candidate` may assume that it is legal.
+    Functions that take a `Candidate` may assume that it is legal. `baseline` and `starts` are
+    declared by the values that matter; the family has them with all others neutral.
     """
 
     name: str
@@ -224,6 +225,12 @@ class Family:
     validated_as: Callable[[Candidate, ValidationCase], Values] | None = None
     """The values under which a candidate is launched on a validation case: the very same kernels,
     where its own values would choose others for problems that small. None: its own."""
+
+    def __post_init__(self) -> None:
+        neutral = {parameter.name: parameter.values[0] for parameter in self.parameters}
+        starts = tuple({**neutral, **start} for start in self.starts)
+        object.__setattr__(self, "baseline", {**neutral, **self.baseline})
+        object.__setattr__(self, "starts", starts)
 
     @property
     def kind(self) -> str:

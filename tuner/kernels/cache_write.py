@@ -281,9 +281,21 @@ def _q8_bytes(problem: CacheWriteProblem) -> int:
     return problem.tokens * (2 * problem.kv_heads * vector + 4)
 
 
-def _start(parameters: tuple[Parameter, ...], **values: int | str) -> Values:
-    return {parameter.name: parameter.values[0] for parameter in parameters} | values
-
+STAGED_STARTS: tuple[Values, ...] = tuple(
+    {"strategy": "staged", "threads": 256, "tile_tokens": tile, "width": width}
+    for tile, width in ((16, 4), (32, 4), (16, 1))
+)
+DIRECT_STARTS: tuple[Values, ...] = tuple(
+    {
+        "strategy": "direct",
+        "threads": 256,
+        "tile_tokens": tile,
+        "unroll": unroll,
+        "width": width,
+        "sides": "apart",
+    }
+    for tile, unroll, width in ((1, 1, 4), (16, 2, 4), (8, 1, 1))
+)
 
 CACHE_WRITE_F32 = Family(
     name="cache_write_f32",
@@ -294,25 +306,8 @@ CACHE_WRITE_F32 = Family(
     constraints=F32_CONSTRAINTS,
     bindings=F32_BINDINGS,
     push_fields=PUSH_FIELDS,
-    baseline=_start(F32_PARAMETERS, strategy="baseline"),
-    starts=(
-        *(
-            _start(F32_PARAMETERS, strategy="staged", threads=256, tile_tokens=tile, width=width)
-            for tile, width in ((16, 4), (32, 4), (16, 1))
-        ),
-        *(
-            _start(
-                F32_PARAMETERS,
-                strategy="direct",
-                threads=256,
-                tile_tokens=tile,
-                unroll=unroll,
-                width=width,
-                sides="apart",
-            )
-            for tile, unroll, width in ((1, 1, 4), (16, 2, 4), (8, 1, 1))
-        ),
-    ),
+    baseline={"strategy": "baseline"},
+    starts=(*STAGED_STARTS, *DIRECT_STARTS),
     arithmetic=lambda _values: "f32",
     passes=_f32_passes,
     scratch_bytes=lambda _candidate: {},
@@ -334,18 +329,17 @@ CACHE_WRITE_Q8 = Family(
     constraints=Q8_CONSTRAINTS,
     bindings=Q8_BINDINGS,
     push_fields=PUSH_FIELDS,
-    baseline=_start(Q8_PARAMETERS, strategy="baseline"),
+    baseline={"strategy": "baseline"},
     starts=tuple(
-        _start(
-            Q8_PARAMETERS,
-            strategy="teams",
-            subgroup_size=size,
-            subgroups=subgroups,
-            lanes=lanes,
-            width=width,
-            order=order,
-            sides="apart",
-        )
+        {
+            "strategy": "teams",
+            "subgroup_size": size,
+            "subgroups": subgroups,
+            "lanes": lanes,
+            "width": width,
+            "order": order,
+            "sides": "apart",
+        }
         for size, lanes in ((32, 32), (32, 16), (64, 32), (16, 16), (8, 8))
         for subgroups, width, order in ((4, 4, "heads"), (4, 4, "tokens"), (4, 1, "heads"))
     ),

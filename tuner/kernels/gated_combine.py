@@ -186,11 +186,6 @@ def _dispatch(c: Candidate) -> DispatchRule:
     )
 
 
-def _start(**values: int | str) -> Values:
-    neutral = {parameter.name: parameter.values[0] for parameter in PARAMETERS}
-    return neutral | values
-
-
 GATED_COMBINE = Family(
     name="gated_combine",
     summary="joins split-T partial results and applies the sigmoid gate",
@@ -200,9 +195,14 @@ GATED_COMBINE = Family(
     constraints=CONSTRAINTS,
     bindings=BINDINGS,
     push_fields=PUSH_FIELDS,
-    baseline=_start(strategy="baseline"),
+    baseline={"strategy": "baseline"},
     starts=tuple(
-        _start(strategy="shared", combine_dims=dims, combine_groups=groups, combine_slices=slices)
+        {
+            "strategy": "shared",
+            "combine_dims": dims,
+            "combine_groups": groups,
+            "combine_slices": slices,
+        }
         for dims, groups, slices in ((2, 4, 16), (2, 2, 8), (4, 1, 8), (2, 4, 8))
     ),
     arithmetic=lambda _values: "f32",

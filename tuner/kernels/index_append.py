@@ -148,10 +148,10 @@ INDEX_APPEND = Family(
         for name in ("projection", "projection_quads", "index_key_words", "index_key_quads")
     ),
     push_fields=indexer.PUSH_FIELDS,
-    baseline=indexer.start(PARAMETERS, strategy="baseline"),
+    baseline={"strategy": "baseline"},
     starts=(
-        indexer.start(PARAMETERS, strategy="packed", threads=64, words=4),
-        indexer.start(PARAMETERS, strategy="packed", threads=64, words=2),
+        {"strategy": "packed", "threads": 64, "words": 4},
+        {"strategy": "packed", "threads": 64, "words": 2},
     ),
     arithmetic=lambda _values: "f32",
     passes=lambda c, scalars: (append_pass(c, scalars),),

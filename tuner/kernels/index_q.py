@@ -94,9 +94,9 @@ INDEX_Q = Family(
         for name in ("projection", "index_query_weight", "rope_rows", "index_query")
     ),
     push_fields=indexer.PUSH_FIELDS,
-    baseline=indexer.start(PARAMETERS, strategy="baseline"),
+    baseline={"strategy": "baseline"},
     starts=tuple(
-        indexer.start(PARAMETERS, strategy="lanes", subgroup_size=size, subgroups=1, lanes=size)
+        {"strategy": "lanes", "subgroup_size": size, "subgroups": 1, "lanes": size}
         for size in (32, 64, 16, 8)
     ),
     arithmetic=lambda _values: "f32",

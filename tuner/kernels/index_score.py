@@ -132,18 +132,17 @@ def _bytes_moved(problem: IndexerStepProblem) -> int:
     return keys + queries + 4 * int(problem.complete_blocks().sum())
 
 
-STARTS = tuple(
-    indexer.start(
-        score_strategies.PARAMETERS,
-        strategy="matrix",
-        subgroup_size=size,
-        subgroups=4,
-        row_tile=rows,
-        unroll=unroll,
-        matrix_shape=shape,
-        key_in=key_in,
-        query_terms=2,
-    )
+MATRIX_STARTS: tuple[Values, ...] = tuple(
+    {
+        "strategy": "matrix",
+        "subgroup_size": size,
+        "subgroups": 4,
+        "row_tile": rows,
+        "unroll": unroll,
+        "matrix_shape": shape,
+        "key_in": key_in,
+        "query_terms": 2,
+    }
     for size, shape in ((32, "16x8x16"), (32, "16x16x16"), (64, "16x16x16"), (8, "8x8x8"))
     for rows, unroll, key_in in (
         (4, 2, "memory"),
@@ -151,17 +150,17 @@ STARTS = tuple(
         (1, 2, "memory"),
         (1, 2, "shared"),
     )
-) + tuple(
-    indexer.start(
-        score_strategies.PARAMETERS,
-        strategy=strategy,
-        subgroup_size=size,
-        subgroups=4,
-        row_tile=rows,
-        unroll=unroll,
-        lanes=lanes,
-        query_in=query_in,
-    )
+)
+LANE_STARTS: tuple[Values, ...] = tuple(
+    {
+        "strategy": strategy,
+        "subgroup_size": size,
+        "subgroups": 4,
+        "row_tile": rows,
+        "unroll": unroll,
+        "lanes": lanes,
+        "query_in": query_in,
+    }
     for strategy in ("scalar_f32", "packed_f16")
     for size in (32, 64, 16, 8)
     for rows, unroll, lanes, query_in in (
@@ -187,8 +186,8 @@ INDEX_SCORE = Family(
         indexer.BINDINGS["scores"],
     ),
     push_fields=indexer.PUSH_FIELDS,
-    baseline=indexer.start(score_strategies.PARAMETERS, strategy="baseline"),
-    starts=STARTS,
+    baseline={"strategy": "baseline"},
+    starts=(*MATRIX_STARTS, *LANE_STARTS),
     arithmetic=arithmetic,
     passes=lambda c, scalars: (score_pass(c, scalars),),
     scratch_bytes=lambda _c: {},

@@ -280,31 +280,30 @@ def _bytes_moved(problem: IndexerStepProblem) -> int:
     return max(4, 4 * int(selective.sum()) + each * len(selective))
 
 
-STARTS = tuple(
-    indexer.start(
-        PARAMETERS,
-        strategy="workgroup",
-        subgroup_size=size,
-        subgroups=subgroups,
-        digit_bits=bits,
-        aggregate=1,
-        items=4,
-        held=held,
-    )
+WORKGROUP_STARTS: tuple[Values, ...] = tuple(
+    {
+        "strategy": "workgroup",
+        "subgroup_size": size,
+        "subgroups": subgroups,
+        "digit_bits": bits,
+        "aggregate": 1,
+        "items": 4,
+        "held": held,
+    }
     for size, subgroups in ((32, 32), (64, 16), (16, 32), (8, 32), (8, 16))
     for bits, held in ((8, 16), (11, 16), (8, 0))
-) + tuple(
-    indexer.start(
-        PARAMETERS,
-        strategy="parts",
-        subgroup_size=size,
-        subgroups=subgroups,
-        digit_bits=11,
-        aggregate=1,
-        items=4,
-        held=held,
-        parts=parts,
-    )
+)
+PARTS_STARTS: tuple[Values, ...] = tuple(
+    {
+        "strategy": "parts",
+        "subgroup_size": size,
+        "subgroups": subgroups,
+        "digit_bits": 11,
+        "aggregate": 1,
+        "items": 4,
+        "held": held,
+        "parts": parts,
+    }
     for size, subgroups, held in ((32, 16, 8), (64, 8, 8), (32, 8, 16), (16, 16, 16), (8, 16, 16))
     for parts in (16, 64)
 )
@@ -330,8 +329,8 @@ INDEX_SELECT = Family(
         )
     ),
     push_fields=indexer.PUSH_FIELDS,
-    baseline=indexer.start(PARAMETERS, strategy="baseline"),
-    starts=STARTS,
+    baseline={"strategy": "baseline"},
+    starts=(*WORKGROUP_STARTS, *PARTS_STARTS),
     arithmetic=lambda _values: "f32",
     passes=select_passes,
     scratch_bytes=scratch_bytes,

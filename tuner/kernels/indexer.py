@@ -108,11 +108,6 @@ def by_subgroups(values: Values) -> bool:
     return values["strategy"] != "baseline"
 
 
-def start(parameters: tuple[Parameter, ...], **values: int | str) -> Values:
-    """Neutral values of the parameters, with some changed."""
-    return {parameter.name: parameter.values[0] for parameter in parameters} | values
-
-
 SUBGROUP_SIZE = Parameter(
     name="subgroup_size",
     values=(8, 16, 32, 64),

@@ -23,7 +23,6 @@ from tuner.kernels.base import (
     Pass,
     PushField,
     ValidationCase,
-    Values,
 )
 from tuner.oracle.kv_append import kv_append_reference, sampled_kv_append_reference
 from tuner.problems import KvAppendProblem
@@ -215,10 +214,6 @@ def _bytes_moved(problem: KvAppendProblem) -> int:
     return 2 * problem.rows * (problem.row * 5 + problem.groups * 2)
 
 
-def _start(**values: int | str) -> Values:
-    return {parameter.name: parameter.values[0] for parameter in PARAMETERS} | values
-
-
 KV_APPEND_Q8 = Family(
     name="kv_append_q8",
     summary="appends keys and values to a planar int8 cache (groups of 32, float16 scales)",
@@ -228,9 +223,15 @@ KV_APPEND_Q8 = Family(
     constraints=CONSTRAINTS,
     bindings=BINDINGS,
     push_fields=PUSH_FIELDS,
-    baseline=_start(strategy="baseline"),
+    baseline={"strategy": "baseline"},
     starts=tuple(
-        _start(strategy="teams", subgroup_size=size, subgroups=n, lanes=lanes, halves=halves)
+        {
+            "strategy": "teams",
+            "subgroup_size": size,
+            "subgroups": n,
+            "lanes": lanes,
+            "halves": halves,
+        }
         for size in (32, 64, 16, 8)
         for lanes, halves in ((8, 1), (16, 2))
         for n in (4, 1)

@@ -24,7 +24,6 @@ from tuner.kernels.base import (
     Pass,
     PushField,
     ValidationCase,
-    Values,
 )
 from tuner.kernels.indexer_operands import rope_table
 from tuner.oracle.norm_rope import norm_rope_reference, sampled_norm_rope_reference
@@ -245,10 +244,6 @@ def _bytes_moved(problem: NormRopeProblem) -> int:
     return 4 * (heads + 2 * problem.head_size + problem.rows * problem.rotary)
 
 
-def _start(**values: int | str) -> Values:
-    return {parameter.name: parameter.values[0] for parameter in PARAMETERS} | values
-
-
 QK_NORM_ROPE = Family(
     name="qk_norm_rope",
     summary="RMS norm and rotary embedding of query and key heads, in place",
@@ -258,16 +253,16 @@ QK_NORM_ROPE = Family(
     constraints=CONSTRAINTS,
     bindings=BINDINGS,
     push_fields=PUSH_FIELDS,
-    baseline=_start(strategy="baseline"),
+    baseline={"strategy": "baseline"},
     starts=tuple(
-        _start(
-            strategy="teams",
-            launches="joint",
-            subgroup_size=size,
-            subgroups=subgroups,
-            lanes=lanes,
-            width=width,
-        )
+        {
+            "strategy": "teams",
+            "launches": "joint",
+            "subgroup_size": size,
+            "subgroups": subgroups,
+            "lanes": lanes,
+            "width": width,
+        }
         for size, lanes in ((32, 32), (64, 32), (32, 16), (16, 16), (8, 8))
         for subgroups, width in ((4, 4), (1, 4), (4, 1))
     ),

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from tuner.kernels import attention_strategies as strategies
 from tuner.kernels import limits
 from tuner.kernels.attention_operands import make_operands, scalars, validation_cases
-from tuner.kernels.attention_parameters import PARAMETERS, STARTS, start
+from tuner.kernels.attention_parameters import PARAMETERS, STARTS
 from tuner.kernels.base import (
     ArithmeticClass,
     Binding,
@@ -286,7 +286,7 @@ PAGED_ATTENTION = Family(
     constraints=CONSTRAINTS,
     bindings=BINDINGS,
     push_fields=PUSH_FIELDS,
-    baseline=start(strategy="baseline"),
+    baseline={"strategy": "baseline"},
     starts=STARTS,
     arithmetic=_arithmetic,
     passes=_passes,

@@ -330,21 +330,16 @@ def bytes_moved(problem: AttentionGradientProblem) -> int:
     return read + 4 * vectors + 8 * pool + 4 * problem.batch * columns
 
 
-def _start(**values: int | str) -> Values:
-    neutral = {parameter.name: parameter.values[0] for parameter in PARAMETERS}
-    return neutral | values
-
-
-STARTS = tuple(
-    _start(
-        strategy=strategy,
-        threads=threads,
-        key_tile_tokens=tokens,
-        key_tile_rows=rows,
-        query_tile_rows=query_rows,
-        query_tile_tokens=tokens,
-        atomics=atomics,
-    )
+STARTS: tuple[Values, ...] = tuple(
+    {
+        "strategy": strategy,
+        "threads": threads,
+        "key_tile_tokens": tokens,
+        "key_tile_rows": rows,
+        "query_tile_rows": query_rows,
+        "query_tile_tokens": tokens,
+        "atomics": atomics,
+    }
     for strategy, atomics in (
         ("deterministic", "compare_swap"),
         ("atomic", "native"),
@@ -367,7 +362,7 @@ PAGED_ATTENTION_BACKWARD = Family(
     constraints=CONSTRAINTS,
     bindings=BINDINGS,
     push_fields=PUSH_FIELDS,
-    baseline=_start(strategy="baseline"),
+    baseline={"strategy": "baseline"},
     starts=STARTS,
     arithmetic=_arithmetic,
     passes=_passes,

@@ -373,20 +373,18 @@ def _bytes_moved(problem: PagedDecodeProblem, cache: CacheFormat) -> int:
 def _family(
     cache: CacheFormat, strategies: tuple[Value, ...], starts: tuple[Values, ...]
 ) -> Family:
-    parameters = _parameters(strategies)
-    neutral = {parameter.name: parameter.values[0] for parameter in parameters}
     return Family(
         name=f"paged_decode_{cache.name}",
         summary=f"decode attention over a paged {cache.name} KV cache (keys in packets of 16 "
         "bytes, values by dimension), with window, soft cap, ALiBi and sinks",
         template="paged_decode_floats.comp.jinja",
         problem_type=PagedDecodeProblem,
-        parameters=parameters,
+        parameters=_parameters(strategies),
         constraints=_constraints(cache, matrices="matrix" in strategies),
         bindings=_bindings(cache),
         push_fields=PUSH_FIELDS,
-        baseline=neutral,
-        starts=tuple({**neutral, **start} for start in starts),
+        baseline={"strategy": "baseline"},
+        starts=starts,
         arithmetic=_arithmetic,
         passes=partial(_passes, cache=cache),
         scratch_bytes=_scratch_bytes,

@@ -57,24 +57,19 @@ def _bytes_moved(problem: PagedDecodeProblem) -> int:
     return cache + vectors + 4 * blocks + 4 * problem.sequences
 
 
-def _start(**values: int | str) -> Values:
-    neutral = {parameter.name: parameter.values[0] for parameter in PARAMETERS}
-    return neutral | values
-
-
 STARTS = tuple(
-    _start(
-        strategy="matrix",
-        subgroup_size=size,
-        matrix_shape=shape,
-        subgroups=subgroups,
-        staging="shared",
-        prefetch=prefetch,
-        exchange=exchange,
-        tiles_unrolled=1,
-        rescale=rescale,
-        split=split,
-    )
+    {
+        "strategy": "matrix",
+        "subgroup_size": size,
+        "matrix_shape": shape,
+        "subgroups": subgroups,
+        "staging": "shared",
+        "prefetch": prefetch,
+        "exchange": exchange,
+        "tiles_unrolled": 1,
+        "rescale": rescale,
+        "split": split,
+    }
     for size, shape in ((32, "16x8x16"), (32, "16x16x16"), (64, "16x16x16"), (8, "8x8x8"))
     for exchange in ("convert", "shared")
     for subgroups, prefetch, rescale, split in (
@@ -88,15 +83,15 @@ STARTS = tuple(
         (8, "none", "exact", "fit:1"),
     )
 ) + tuple(
-    _start(
-        strategy=strategy,
-        subgroup_size=size,
-        subgroups=4,
-        lanes_per_token=shared,
-        tokens_unrolled=4,
-        split="device:4",
-        combine_slices=2,
-    )
+    {
+        "strategy": strategy,
+        "subgroup_size": size,
+        "subgroups": 4,
+        "lanes_per_token": shared,
+        "tokens_unrolled": 4,
+        "split": "device:4",
+        "combine_slices": 2,
+    }
     for strategy in ("packed_f16", "scalar_f32")
     for size, shared in ((32, 8), (64, 8), (16, 8), (8, 8), (8, 4))
 )
@@ -104,10 +99,6 @@ STARTS = tuple(
 
 def _family(name: str, layout: str) -> Family:
     """The declaration of a layout: the same kernels on rows that lie otherwise."""
-
-    def laid_out(values: Values) -> Values:
-        return {**values, "layout": layout}
-
     return Family(
         name=name,
         summary=f"decode attention over a paged int8 KV cache ({LAYOUTS[layout]})",
@@ -120,8 +111,8 @@ def _family(name: str, layout: str) -> Family:
         constraints=CONSTRAINTS,
         bindings=BINDINGS,
         push_fields=PUSH_FIELDS,
-        baseline=laid_out(_start(strategy="baseline")),
-        starts=tuple(map(laid_out, STARTS)),
+        baseline={"strategy": "baseline"},
+        starts=STARTS,
         arithmetic=_arithmetic,
         passes=passes,
         scratch_bytes=scratch_bytes,

@@ -114,7 +114,6 @@ def _bytes_moved(problem: PagedSelectedProblem) -> int:
 
 STARTS = tuple(
     {
-        **DENSE.baseline,
         "strategy": strategy,
         "subgroup_size": size,
         "subgroups": subgroups,
