@@ -351,6 +351,7 @@ STARTS = tuple(
     for schedule in ("fresh", "beside")
     for score, select in (("lanes8", "parts16"), ("lanes4", "workgroup"), (BASELINE, BASELINE))
     for attend, split in (
+        ("matrix", "count:16"),
         ("matrix", "device:1"),
         ("matrix_shared", "device:1"),
         ("matrix_sliced", "device:1"),
