@@ -100,7 +100,8 @@ def verify(
             "--launch-timeout",
             metavar="SECONDS",
             min=1,
-            help="Of one launch, in which a CPU driver compiles; default 20, 90 on a CPU driver.",
+            help="Of one launch, in which a CPU driver compiles; default 20, on a CPU driver 90 "
+            "of the processors' time.",
         ),
     ] = None,
     device: options.Device = None,

@@ -47,7 +47,7 @@ class BackToBack:
 
     def __init__(self, device: Device, commands: Commands) -> None:
         self._commands = commands
-        self._turns = [Commands(device, commands.timeout_s) for _ in range(2)]
+        self._turns = [Commands(device, commands.patience) for _ in range(2)]
 
     def run(self, rotation: Rotation, load: int, launches: int, submissions: int) -> list[int]:
         """One submission of `load` launches, then `submissions` of `launches` each.

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from tuner import _vk
 from tuner.device import Device
 from tuner.errors import RunTimeoutError, VulkanError
+from tuner.runner._deadlines import Patience
+
+STARVED_LOOK_S = 1.0
+"""So often it is looked how much time of the processors a late submission has got."""
 
 _STAGES = {
     "compute": _vk.binding.VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT,
@@ -60,9 +65,9 @@ class Commands:
     whatever it was given, so what `when_idle` was asked to destroy is kept until it ends.
     """
 
-    def __init__(self, device: Device, timeout_s: float) -> None:
+    def __init__(self, device: Device, patience: Patience) -> None:
         self._device = device
-        self.timeout_s = timeout_s
+        self.patience = patience
         self.busy = False
         self._pending: list[Callable[[], None]] = []
         pool_info = _vk.struct("VkCommandPoolCreateInfo", queueFamilyIndex=device.queue_family)
@@ -110,16 +115,19 @@ class Commands:
         """Wait for the submission, if there is one.
 
         Raises:
-            RunTimeoutError: it did not end within `timeout_s`; it may be waited for again.
+            RunTimeoutError: patience is at its end; it may be waited for again.
             DeviceLostError: the device gave up.
         """
         if not self.busy:
             return
-        code = _vk.lib.vkWaitForFences(
-            self._device.handle, 1, self._fences, 1, int(self.timeout_s * 1e9)
-        )
+        patience, spent = self.patience, time.process_time()
+        code, waited_s = self._fence_within(patience.seconds), patience.seconds
+        while code == _vk.TIMEOUT and waited_s < patience.starved_seconds:
+            if time.process_time() - spent >= patience.seconds:
+                break
+            code, waited_s = self._fence_within(STARVED_LOOK_S), waited_s + STARVED_LOOK_S
         if code == _vk.TIMEOUT:
-            raise RunTimeoutError(what, self.timeout_s)
+            raise RunTimeoutError(what, waited_s)
         self._idle()
         self._device.check("vkWaitForFences", code)
         _vk.call("vkResetFences", self._device.handle, 1, self._fences)
@@ -151,6 +159,10 @@ class Commands:
         """Destroy everything; the device must be idle."""
         _vk.lib.vkDestroyFence(self._device.handle, self._fence, _vk.NULL)
         _vk.lib.vkDestroyCommandPool(self._device.handle, self._pool, _vk.NULL)
+
+    def _fence_within(self, seconds: float) -> int:
+        code = _vk.lib.vkWaitForFences(self._device.handle, 1, self._fences, 1, int(seconds * 1e9))
+        return int(code)
 
     def _idle(self) -> None:
         self.busy = False

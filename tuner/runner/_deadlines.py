@@ -9,6 +9,8 @@ from tuner.runner.protocol import MeasurePlan
 
 GPU_LAUNCH_S, CPU_LAUNCH_S = 20.0, 90.0
 """How long a launch may take; a CPU driver compiles the kernel in the first one."""
+STARVED_FACTOR = 4
+"""So many times longer it may take on a CPU driver beside others that leave it little time."""
 
 _SHAPES = 4
 """Launch shapes that a calibration tries, the last measurement included."""
@@ -16,9 +18,22 @@ _LOOKS = 3
 """Launches that are slower than planned before a measurement knows how slow they are."""
 
 
-def launch_seconds(info: DeviceInfo) -> float:
-    """How long a launch may take on that device, unless the caller says otherwise."""
-    return CPU_LAUNCH_S if info.is_cpu else GPU_LAUNCH_S
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a submission is waited for: `seconds`, and on, up to `starved_seconds`, while the
+    process that computes it has not got as much time of the processors since."""
+
+    seconds: float
+    starved_seconds: float
+
+    @classmethod
+    def of(cls, info: DeviceInfo, launch_s: float | None = None) -> Patience:
+        """With that device: `launch_s` to the second, or what suits the kind of device."""
+        if launch_s is not None:
+            return cls(launch_s, launch_s)
+        if info.is_cpu:
+            return cls(CPU_LAUNCH_S, STARVED_FACTOR * CPU_LAUNCH_S)
+        return cls(GPU_LAUNCH_S, GPU_LAUNCH_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +53,8 @@ class Deadlines:
     upload_bytes_per_s: float = 50e6
 
     def launch(self, info: DeviceInfo) -> float:
-        """Of one submission."""
-        return launch_seconds(info) if self.launch_s is None else self.launch_s
+        """Of one submission, at most."""
+        return Patience.of(info, self.launch_s).starved_seconds
 
     def upload(self, info: DeviceInfo, nbytes: int) -> float:
         """Of making a workload resident, `nbytes` in all its copies."""

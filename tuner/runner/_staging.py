@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tuner import _vk
 from tuner._memory import Arena, Memory
 from tuner.runner._commands import TRANSFER_TO_HOST, Commands
+from tuner.runner._deadlines import Patience
 
 SLOT_BYTES = 16 << 20
 _SLOTS = 2
@@ -26,12 +27,12 @@ class Staging:
     What is read back has a slot of its own: after a time-out the device may still write to it.
     """
 
-    def __init__(self, memory: Memory, timeout_s: float) -> None:
+    def __init__(self, memory: Memory, patience: Patience) -> None:
         self._arenas: list[Arena] = []
         self._slots: list[_Slot] = []
         for _ in range(_SLOTS):
             buffer, mapped = self._mapped(memory)
-            self._slots.append(_Slot(buffer, mapped, Commands(memory.device, timeout_s)))
+            self._slots.append(_Slot(buffer, mapped, Commands(memory.device, patience)))
         self._read_buffer, self._read_bytes = self._mapped(memory)
         self._current = 0
 

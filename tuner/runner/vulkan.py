@@ -20,7 +20,7 @@ from tuner.records import Observation, Transfer
 from tuner.runner import _bandwidth as bandwidth
 from tuner.runner._clocks import empty_submissions
 from tuner.runner._commands import TRANSFER_TO_COMPUTE, Commands
-from tuner.runner._deadlines import launch_seconds
+from tuner.runner._deadlines import Patience
 from tuner.runner._execution import run_checked
 from tuner.runner._launch import Launch
 from tuner.runner._measuring import Measuring
@@ -78,10 +78,10 @@ class VulkanRunner:
             stack.callback(device.close)
             self.messages = device.messages
             self._memory = Memory(device)
-            timeout_s = launch_seconds(device.info) if timeout_s is None else timeout_s
-            self._commands = Commands(device, timeout_s)
+            patience = Patience.of(device.info, timeout_s)
+            self._commands = Commands(device, patience)
             stack.callback(self._commands.close)
-            self._staging = Staging(self._memory, timeout_s)
+            self._staging = Staging(self._memory, patience)
             stack.callback(self._staging.close)
             self._observer = find_observer(device.info)
             if self._observer is not None:
