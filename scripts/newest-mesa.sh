@@ -153,7 +153,7 @@ copy_repository() {
   rm -rf "$root/kvtune"
   mkdir "$root/kvtune"
   tar --create --exclude-vcs --exclude='./.*_cache' --exclude=./.venv --exclude=./.hypothesis \
-    --exclude=./results --exclude=__pycache__ . | tar --extract --directory "$root/kvtune"
+    --exclude=__pycache__ . | tar --extract --directory "$root/kvtune"
 }
 
 # --- what is run ----------------------------------------------------------------------------------
