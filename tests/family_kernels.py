@@ -8,25 +8,26 @@ from typing import Any
 
 from tuner import templates
 from tuner.compile import Compiler
+from tuner.device_info import DeviceInfo
 from tuner.evaluate import Evaluator, Findings, Render, ResidentCases, build_job
 from tuner.evaluate.residents import output_specs
 from tuner.kernels.base import Candidate, Family, Operands, Values
 from tuner.kernels.space import parse_values, require_legal
 from tuner.problems import Problem
-from tuner.runner.protocol import Execution, Runner
+from tuner.runner.protocol import Execution, Job, Runner
 from tuner.templates import Rendered
 
 COMPILER = Compiler()
 
 
-def variant(family: Family, text: str, runner: Runner) -> Values:
+def variant(family: Family, text: str, device: DeviceInfo) -> Values:
     """A variant from its meaningful parameters, "teams lanes=8 …"; the first word is the strategy,
     what is not said is neutral, and the subgroup size, if it means anything, is the device's."""
     strategy, *assignments = text.split()
     values = parse_values(family, [f"strategy={strategy}", *assignments], family.baseline)
     if "subgroup_size" not in family.meaningful(values):
         return values
-    size = f"subgroup_size={runner.info.subgroup_size}"
+    size = f"subgroup_size={device.subgroup_size}"
     return parse_values(family, [f"strategy={strategy}", size, *assignments], family.baseline)
 
 
@@ -45,7 +46,7 @@ def judged(
         IllegalVariantError: it is not legal there.
     """
     evaluator = Evaluator(runner, COMPILER, family, problem, cases=cases, render=render)
-    values = variant(family, chosen, runner) if isinstance(chosen, str) else chosen
+    values = variant(family, chosen, runner.info) if isinstance(chosen, str) else chosen
     trial = evaluator.prepare(evaluator.draft(values))
     try:
         return evaluator.validate(trial)
@@ -55,12 +56,17 @@ def judged(
 
 
 def launched(
-    runner: Runner, family: Family, problem: Problem, operands: Operands, text: str
+    runner: Runner, family: Family, problem: Problem, operands: Operands, chosen: Values | str
 ) -> Execution:
     """One launch of a legal variant on the given operands; nothing past their ends is written."""
-    values = variant(family, text, runner)
+    values = variant(family, chosen, runner.info) if isinstance(chosen, str) else chosen
     require_legal(family, values, problem, runner.info)
-    job = build_job(family, Candidate(values, problem, runner.info), operands.scalars, COMPILER).job
+    candidate = Candidate(values, problem, runner.info)
+    return launch(runner, build_job(family, candidate, operands.scalars, COMPILER).job, operands)
+
+
+def launch(runner: Runner, job: Job, operands: Operands) -> Execution:
+    """One launch of a job on the given operands; nothing past their ends is written."""
     runner.load("launched", operands.inputs, output_specs(operands))
     runner.prepare(job)
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.attention_kernels import golden_operands
+from tests.golden_attention import golden_operands
 from tests.golden_vectors import load, names
 from tuner.elements import STORED, stored, widened
 from tuner.kernels.attention_operands import make_operands, validation_cases

@@ -6,19 +6,16 @@ applies to the templates fails here, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.decode_kernels import judged, variant
-from tuner import templates
+from tests.family_kernels import Mistake, assert_caught, judged
 from tuner.evaluate import ResidentCases
-from tuner.kernels.base import Values
-from tuner.kernels.paged_decode_q8 import PAGED_DECODE_Q8
+from tuner.kernels.paged_decode_q8 import PAGED_DECODE_Q8 as FAMILY
 from tuner.problems import PagedDecodeProblem
-from tuner.templates import Rendered
 
 if TYPE_CHECKING:
     from tuner.runner.vulkan import VulkanRunner
@@ -33,25 +30,6 @@ DEALT = "matrix staging=shared prefetch=all subgroups=2 split=none"
 STAGED = "scalar_f32 staging=shared subgroups=2 lanes_per_token=8 head_slices=2 load_words=4"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mistake:
-    """In one pass of a variant, `wrong` stands for each `right`; `says` is in the verdict."""
-
-    variant: str
-    pass_name: str
-    right: str
-    wrong: str
-    says: str = "2-norm"
-
-    def render(self, template: str, context: Mapping[str, Any]) -> Rendered:
-        """As `tuner.templates.render`, with the mistake."""
-        rendered = templates.render(template, context)
-        if context["pass_name"] != self.pass_name:
-            return rendered
-        assert self.right in rendered.text, f"no longer in the template: {self.right}"
-        return replace(rendered, text=rendered.text.replace(self.right, self.wrong))
-
-
 SEEN = "min(context_lens[sequence], push.max_context_len)"
 LENGTH = f"uint length = {SEEN};"
 KEY_SCALE = "key_words[scale_of_row(row)]"
@@ -60,21 +38,21 @@ BEFORE = "scale_of_row(row - (row / ROW_WORDS % BLOCK_SIZE > 0u ? ROW_WORDS : 0u
 MAIN = "void main() {"
 
 
-def everywhere(right: str, wrong: str, says: str = "2-norm") -> dict[str, Mistake]:
+def everywhere(right: str, wrong: str, says: str = "is off by") -> dict[str, Mistake]:
     """The same mistake in the baseline and in a kernel that splits the context."""
     return {
         "baseline": Mistake(
-            variant=BASELINE, pass_name="baseline", right=right, wrong=wrong, says=says
+            variant=BASELINE, passes=("baseline",), right=right, wrong=wrong, says=says
         ),
-        "split": Mistake(variant=SPLIT, pass_name="attend", right=right, wrong=wrong, says=says),
+        "split": Mistake(variant=SPLIT, passes=("attend",), right=right, wrong=wrong, says=says),
     }
 
 
-def _past_the_end(variant: str, pass_name: str, buffer: str, elements: str) -> Mistake:
+def _past_the_end(variant: str, name_of_pass: str, buffer: str, elements: str) -> Mistake:
     write = f"{MAIN}\n    if (gl_LocalInvocationIndex == 0u) {{ {buffer}[{elements}] = 0.0; }}"
     name = {"attention": "out"}.get(buffer, buffer)
     says = f"past the end of {name}"
-    return Mistake(variant=variant, pass_name=pass_name, right=MAIN, wrong=write, says=says)
+    return Mistake(variant=variant, passes=(name_of_pass,), right=MAIN, wrong=write, says=says)
 
 
 MISTAKES = {
@@ -84,13 +62,13 @@ MISTAKES = {
     "wrong KV head": {
         "baseline": Mistake(
             variant=BASELINE,
-            pass_name="baseline",
+            passes=("baseline",),
             right="uint kv_head = head / GROUP;",
             wrong="uint kv_head = head % push.num_kv_heads;",
         ),
         "split": Mistake(
             variant=SPLIT,
-            pass_name="attend",
+            passes=("attend",),
             right="uint first_head = kv_head * GROUP",
             wrong="uint first_head = (push.num_kv_heads - 1u - kv_head) * GROUP",
         ),
@@ -100,19 +78,19 @@ MISTAKES = {
     "split lost in the combine": {
         "last": Mistake(
             variant=SPLIT,
-            pass_name="combine",
+            passes=("combine",),
             right="part < parts;",
             wrong="part < (parts > 1u ? parts - 1u : parts);",
         ),
         "all but one of a slice": Mistake(
             variant=f"{SPLIT} combine_slices=2",
-            pass_name="combine",
+            passes=("combine",),
             right="part < parts; part += SLICES",
             wrong="part < min(parts, SLICES); part += SLICES",
         ),
         "another slice": Mistake(
             variant=f"{SPLIT} combine_slices=4",
-            pass_name="combine",
+            passes=("combine",),
             right="other < SLICES;",
             wrong="other < SLICES - 1u;",
         ),
@@ -138,21 +116,21 @@ MISTAKES = {
     "output not written": {
         "baseline": Mistake(
             variant=BASELINE,
-            pass_name="baseline",
+            passes=("baseline",),
             right="attention[(sequence",
             wrong="if (dim != 5u) attention[(sequence",
             says="NaN",
         ),
         "whole": Mistake(
             variant=WHOLE,
-            pass_name="attend",
+            passes=("attend",),
             right="attention[first + i]",
             wrong="if (first % HEAD_SIZE != 4u) attention[first + i]",
             says="NaN",
         ),
         "combine": Mistake(
             variant=SPLIT,
-            pass_name="combine",
+            passes=("combine",),
             right="attention[first + i]",
             wrong="if (i != 3u) attention[first + i]",
             says="NaN",
@@ -161,7 +139,7 @@ MISTAKES = {
     "partial result not written": {
         "split": Mistake(
             variant=SPLIT,
-            pass_name="attend",
+            passes=("attend",),
             right="partials[statistics + 1u] = sum;",
             wrong="",
             says="NaN",
@@ -170,14 +148,14 @@ MISTAKES = {
     "poisoned scale of a masked token": {
         "split": Mistake(
             variant=SPLIT,
-            pass_name="attend",
+            passes=("attend",),
             right="weight[u] = valid[u] ? weight[u] * value_scale[u] : 0.0;",
             wrong="weight[u] = weight[u] * value_scale[u];",
             says="NaN",
         ),
         "staged": Mistake(
             variant=STAGED,
-            pass_name="attend",
+            passes=("attend",),
             right="weight[u] = valid[u] ? weight[u] * value_scale[u] : 0.0;",
             wrong="weight[u] = weight[u] * value_scale[u];",
             says="NaN",
@@ -186,7 +164,7 @@ MISTAKES = {
     "tile staged too early": {
         "staged": Mistake(
             variant=STAGED,
-            pass_name="attend",
+            passes=("attend",),
             right="stage_tile(sequence, kv_head, first, end);",
             wrong="stage_tile(sequence, kv_head, min(first + TILE, end - 1u) / TILE * TILE, end);",
         ),
@@ -198,8 +176,8 @@ ANYTHING = ""
 """Said of mistakes that show in ways that depend on how many workgroups the device is given."""
 
 
-def _dealt(right: str, wrong: str, says: str = "2-norm") -> Mistake:
-    return Mistake(variant=DEALT, pass_name="attend", right=right, wrong=wrong, says=says)
+def _dealt(right: str, wrong: str, says: str = "is off by") -> Mistake:
+    return Mistake(variant=DEALT, passes=("attend",), right=right, wrong=wrong, says=says)
 
 
 DEALT_MISTAKES = {
@@ -224,7 +202,7 @@ DEALT_MISTAKES = {
 @pytest.fixture(scope="module")
 def cases(vulkan_runner: VulkanRunner) -> Iterator[ResidentCases]:
     """Validation cases that all kernels here share."""
-    resident = ResidentCases(vulkan_runner, PAGED_DECODE_Q8)
+    resident = ResidentCases(vulkan_runner, FAMILY)
     yield resident
     resident.close()
 
@@ -233,8 +211,7 @@ def cases(vulkan_runner: VulkanRunner) -> Iterator[ResidentCases]:
 def test_what_is_broken_here_was_right(
     vulkan_runner: VulkanRunner, cases: ResidentCases, text: str
 ) -> None:
-    values = variant(text, vulkan_runner.info.subgroup_size)
-    assert judged(vulkan_runner, PROBLEM, values, cases=cases).failure is None
+    assert judged(vulkan_runner, FAMILY, PROBLEM, text, cases=cases).failure is None
 
 
 @pytest.mark.parametrize(
@@ -248,30 +225,23 @@ def test_what_is_broken_here_was_right(
 def test_a_broken_kernel_is_caught(
     vulkan_runner: VulkanRunner, cases: ResidentCases, mistake: Mistake
 ) -> None:
-    values = variant(mistake.variant, vulkan_runner.info.subgroup_size)
-    found = judged(vulkan_runner, PROBLEM, values, cases=cases, render=mistake.render)
-    assert found.failure is not None
-    assert found.failure.state == "correctness"
-    assert mistake.says in found.failure.error
+    assert_caught(vulkan_runner, FAMILY, PROBLEM, mistake, cases)
 
 
 @pytest.fixture
-def dealt(vulkan_runner: VulkanRunner, matrix_shape: str) -> Values:
+def dealt(matrix_shape: str) -> str:
     """A variant that deals out the work."""
-    return variant(f"{DEALT} matrix_shape={matrix_shape}", vulkan_runner.info.subgroup_size)
+    return f"{DEALT} matrix_shape={matrix_shape}"
 
 
 def test_dealing_was_right_before_it_was_broken(
-    vulkan_runner: VulkanRunner, cases: ResidentCases, dealt: Values
+    vulkan_runner: VulkanRunner, cases: ResidentCases, dealt: str
 ) -> None:
-    assert judged(vulkan_runner, PROBLEM, dealt, cases=cases).failure is None
+    assert judged(vulkan_runner, FAMILY, PROBLEM, dealt, cases=cases).failure is None
 
 
 @pytest.mark.parametrize("mistake", DEALT_MISTAKES.values(), ids=DEALT_MISTAKES)
 def test_a_mistake_in_dealing_is_caught(
-    vulkan_runner: VulkanRunner, cases: ResidentCases, dealt: Values, mistake: Mistake
+    vulkan_runner: VulkanRunner, cases: ResidentCases, dealt: str, mistake: Mistake
 ) -> None:
-    found = judged(vulkan_runner, PROBLEM, dealt, cases=cases, render=mistake.render)
-    assert found.failure is not None
-    assert found.failure.state == "correctness"
-    assert mistake.says in found.failure.error
+    assert_caught(vulkan_runner, FAMILY, PROBLEM, replace(mistake, variant=dealt), cases)

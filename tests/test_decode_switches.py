@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.decode_emulations import chained_sum
-from tests.float_kernels import golden_operands
+from tests.golden_floats import golden_operands
 from tests.golden_vectors import load, names
 from tests.made_devices import gpu
 from tuner import kernels, shapes, workloads

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.float_kernels import F16, variant
+from tests.family_kernels import variant
+from tests.golden_floats import F16
 from tests.made_devices import LANES_8, LANES_32, gpu
 from tuner.device_info import DeviceInfo, Fragment, MatrixLayout, MatrixShape
 from tuner.kernels.float_matrix import PACKET, FeedPlan, feed_plan
@@ -178,6 +179,6 @@ def problem(**changes: Any) -> PagedDecodeProblem:
 def test_what_does_not_suit_is_refused_with_its_numbers(
     text: str, changes: dict[str, Any], device: DeviceInfo, told: str
 ) -> None:
-    found = "; ".join(reasons(F16, variant(F16, text, 32), problem(**changes), device))
+    found = "; ".join(reasons(F16, variant(F16, text, device), problem(**changes), device))
     assert told in found
     assert bool(found) == bool(told)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
-from tests.decode_kernels import COMPILER, FAMILY, variant
+from tests.family_kernels import launched, variant
 from tests.golden_decode import decode_operands, decode_problem
 from tests.golden_vectors import Golden, load, names
-from tuner.evaluate import build_job
-from tuner.kernels.base import Candidate, Operands, Values
-from tuner.kernels.space import reasons, require_legal
+from tuner.kernels.base import Values
+from tuner.kernels.paged_decode_q8 import PAGED_DECODE_Q8 as FAMILY
+from tuner.kernels.space import reasons
 from tuner.oracle import decode_reference, judge
-from tuner.runner.protocol import Execution, OutputSpec
 
 if TYPE_CHECKING:
     from tuner.runner.vulkan import VulkanRunner
@@ -32,26 +30,9 @@ STRATEGIES = {
 all together, after 65,535 rounds."""
 
 
-def launched(runner: VulkanRunner, golden: Golden, values: Values) -> tuple[Operands, Execution]:
-    operands = decode_operands(golden)
-    candidate = Candidate(values, decode_problem(golden), runner.info)
-    job = build_job(FAMILY, candidate, operands.scalars, COMPILER).job
-    outputs = {
-        name: OutputSpec(shape=shape, dtype=np.dtype(dtype).name)
-        for name, (shape, dtype) in operands.outputs.items()
-    }
-    runner.load(golden.name, operands.inputs, outputs)
-    runner.prepare(job)
-    try:
-        return operands, runner.execute(job, golden.name)
-    finally:
-        runner.release(job)
-        runner.unload(golden.name)
-
-
 def check(runner: VulkanRunner, golden: Golden, values: Values) -> None:
-    operands, execution = launched(runner, golden, values)
-    assert execution.broken_guards == ()
+    operands = decode_operands(golden)
+    execution = launched(runner, FAMILY, decode_problem(golden), operands, values)
     arithmetic = FAMILY.arithmetic(values)
     verdict = judge(execution.outputs, decode_reference(operands), arithmetic, golden.name)
     assert verdict.ok, verdict.message
@@ -70,8 +51,7 @@ def slices(golden: Golden) -> str:
 def test_decode_is_as_golden(vulkan_runner: VulkanRunner, name: str, text: str) -> None:
     golden = load(name)
     dealt = f"{text} {slices(golden)}" if "staging=shared" in text else text
-    values = variant(dealt, vulkan_runner.info.subgroup_size)
-    require_legal(FAMILY, values, decode_problem(golden), vulkan_runner.info)
+    values = variant(FAMILY, dealt, vulkan_runner.info)
     check(vulkan_runner, golden, values)
 
 
@@ -83,7 +63,7 @@ def test_decode_with_matrices_is_as_golden(
     info, golden = vulkan_runner.info, load(name)
     shaped = f"matrix matrix_shape={matrix_shape} key_operand={key_operand}"
     text = f"{shaped} staging=shared split=count:4"
-    values = variant(text, info.subgroup_size)
+    values = variant(FAMILY, text, info)
     if found := reasons(FAMILY, values, decode_problem(golden), info):
         pytest.skip("; ".join(found))
     check(vulkan_runner, golden, values)

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from tests.attention_kernels import golden_gradient_operands
+from tests.golden_attention import golden_gradient_operands
 from tests.golden_vectors import load, names
 from tests.test_attention_oracle import ORACLE, small
 from tuner.elements import STORED, widened

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.family_kernels import judged
-from tests.golden_vectors import Golden, load, names
-from tests.indexer_kernels import (
+from tests.family_kernels import (
     COMPILER,
     Mistake,
-    golden_operands,
-    golden_problem,
-    golden_results,
+    assert_caught,
+    judged,
     launched,
     variant,
 )
+from tests.golden_indexer import golden_operands, golden_problem, golden_results
+from tests.golden_vectors import Golden, load, names
 from tests.made_devices import gpu, narrow_cpu
 from tests.spirv_tools import spirv_val
 from tuner import workloads
@@ -77,7 +76,7 @@ def on_matrices(
     """A variant with the first of the matrices with which it is legal."""
     for shape in shapes:
         if shape in INDEX_SCORE.parameter("matrix_shape").values:
-            values = variant(INDEX_SCORE, f"{text} matrix_shape={shape}", runner.info.subgroup_size)
+            values = variant(INDEX_SCORE, f"{text} matrix_shape={shape}", runner.info)
             if not reasons(INDEX_SCORE, values, of, runner.info):
                 return values
     pytest.skip(f"{text} is legal with none of the matrices {', '.join(shapes)}")
@@ -87,8 +86,7 @@ def on_matrices(
 def test_every_geometry_is_right(
     vulkan_runner: VulkanRunner, cases: ResidentCases, text: str, of: IndexerStepProblem
 ) -> None:
-    values = variant(INDEX_SCORE, text, vulkan_runner.info.subgroup_size)
-    found = judged(vulkan_runner, INDEX_SCORE, of, values, cases=cases)
+    found = judged(vulkan_runner, INDEX_SCORE, of, text, cases=cases)
     assert found.failure is None
     assert found.check is not None
     assert found.check.cases == 6
@@ -112,7 +110,6 @@ GOLDEN = names("s3_index_score*")
 def assert_as_golden(runner: VulkanRunner, golden: Golden, values: Values) -> None:
     operands = golden_operands(golden, INDEX_SCORE)
     found = launched(runner, INDEX_SCORE, golden_problem(golden), operands, values)
-    assert found.broken_guards == ()
     arithmetic = INDEX_SCORE.arithmetic(values)
     verdict = judge(found.outputs, INDEX_SCORE.reference(operands), arithmetic, golden.name)
     assert verdict.ok, verdict.message
@@ -130,7 +127,7 @@ def assert_as_golden(runner: VulkanRunner, golden: Golden, values: Values) -> No
 )
 @pytest.mark.parametrize("name", GOLDEN)
 def test_scores_are_as_golden(vulkan_runner: VulkanRunner, name: str, text: str) -> None:
-    values = variant(INDEX_SCORE, text, vulkan_runner.info.subgroup_size)
+    values = variant(INDEX_SCORE, text, vulkan_runner.info)
     assert_as_golden(vulkan_runner, load(name), values)
 
 
@@ -157,7 +154,7 @@ def test_blocks_are_complete_from_their_last_token_on(
         rows=1, context=last + 1, capacity=2100, index_heads=2, index_dim=32, rotary=16
     )
     operands = INDEX_SCORE.operands(of, "random", 3)
-    values = variant(INDEX_SCORE, "scalar_f32 lanes=4 unroll=2", vulkan_runner.info.subgroup_size)
+    values = variant(INDEX_SCORE, "scalar_f32 lanes=4 unroll=2", vulkan_runner.info)
     found = launched(vulkan_runner, INDEX_SCORE, of, operands, values)
     written = ~np.isnan(found.outputs["scores"][0])
     assert np.flatnonzero(written).tolist() == list(range((last + 1) // 4))
@@ -239,12 +236,7 @@ MISTAKES = {
 def test_a_broken_kernel_is_caught(
     vulkan_runner: VulkanRunner, cases: ResidentCases, name: str
 ) -> None:
-    wrong = MISTAKES[name]
-    values = variant(INDEX_SCORE, wrong.variant, vulkan_runner.info.subgroup_size)
-    found = judged(vulkan_runner, INDEX_SCORE, TWOS, values, cases=cases, render=wrong.render)
-    assert found.failure is not None
-    assert found.failure.state == "correctness"
-    assert wrong.says in found.failure.error
+    assert_caught(vulkan_runner, INDEX_SCORE, TWOS, MISTAKES[name], cases)
 
 
 # Without a device

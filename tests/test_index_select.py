@@ -10,17 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.family_kernels import judged
-from tests.golden_vectors import load, names
-from tests.indexer_kernels import (
+from tests.family_kernels import (
     COMPILER,
     Mistake,
-    golden_operands,
-    golden_problem,
-    golden_results,
+    assert_caught,
+    judged,
     launched,
     variant,
 )
+from tests.golden_indexer import golden_operands, golden_problem, golden_results
+from tests.golden_vectors import load, names
 from tests.made_devices import gpu, narrow_cpu
 from tests.spirv_tools import spirv_val
 from tuner import workloads
@@ -66,8 +65,7 @@ def cases(vulkan_runner: VulkanRunner) -> Iterator[ResidentCases]:
 def test_every_geometry_is_right(
     vulkan_runner: VulkanRunner, cases: ResidentCases, text: str, of: IndexerStepProblem
 ) -> None:
-    values = variant(INDEX_SELECT, text, vulkan_runner.info.subgroup_size)
-    found = judged(vulkan_runner, INDEX_SELECT, of, values, cases=cases)
+    found = judged(vulkan_runner, INDEX_SELECT, of, text, cases=cases)
     assert found.failure is None
     assert found.check is not None
     assert found.check.cases == 9
@@ -78,9 +76,9 @@ def test_every_geometry_is_right(
 def test_lists_are_as_golden(vulkan_runner: VulkanRunner, name: str, strategy: str) -> None:
     golden = load(name)
     of, operands = golden_problem(golden), golden_operands(golden, INDEX_SELECT)
-    values = variant(INDEX_SELECT, VARIANTS[strategy], vulkan_runner.info.subgroup_size)
+    values = variant(INDEX_SELECT, VARIANTS[strategy], vulkan_runner.info)
     found = launched(vulkan_runner, INDEX_SELECT, of, operands, values)
-    assert found.broken_guards == found.dirty_counters == ()
+    assert found.dirty_counters == ()
     verdict = judge(found.outputs, INDEX_SELECT.reference(operands), "f32", name)
     assert verdict.ok, verdict.message
     assert golden.differences(golden_results(golden, found.outputs)) == []
@@ -106,7 +104,7 @@ def step(context: int, *, rows: int = 1, kept: int = 512, ratio: int = 4) -> Ind
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_rows_become_selective_at_2052_tokens(vulkan_runner: VulkanRunner, strategy: str) -> None:
     """p + 1 = 2048 and 2051 tokens are dense, 2052 is not and sees 2,048, 2055 sees 3 more."""
-    values = variant(INDEX_SELECT, VARIANTS[strategy], vulkan_runner.info.subgroup_size)
+    values = variant(INDEX_SELECT, VARIANTS[strategy], vulkan_runner.info)
     of = step(2055, rows=8)
     operands = INDEX_SELECT.operands(of, "random", 1)
     found = launched(vulkan_runner, INDEX_SELECT, of, operands, values).outputs
@@ -126,7 +124,7 @@ def test_long_contexts(
 ) -> None:
     of = step(context, kept=kept, ratio=ratio)
     operands = INDEX_SELECT.operands(of, inputs, 7)
-    values = variant(INDEX_SELECT, VARIANTS[strategy], vulkan_runner.info.subgroup_size)
+    values = variant(INDEX_SELECT, VARIANTS[strategy], vulkan_runner.info)
     found = launched(vulkan_runner, INDEX_SELECT, of, operands, values)
     verdict = judge(found.outputs, INDEX_SELECT.reference(operands), "f32", "long")
     assert verdict.ok, verdict.message
@@ -172,7 +170,7 @@ MISTAKES = {
     ),
     "ranks of one part only": Mistake(
         variant=PARTS,
-        pass_name="narrow",
+        passes=("narrow",),
         right="greater += part_counts[0][before];",
         wrong="",
         says="visible",
@@ -219,7 +217,7 @@ MISTAKES = {
     ),
     "counters are not left zero": Mistake(
         variant=PARTS,
-        pass_name="write",
+        passes=("write",),
         right="row_counters[row * ROW_COUNTERS + i] = 0u;",
         wrong="",
         says="left row_counters other than zero",
@@ -234,12 +232,7 @@ MISTAKES = {
 def test_a_broken_kernel_is_caught(
     vulkan_runner: VulkanRunner, cases: ResidentCases, name: str
 ) -> None:
-    wrong = MISTAKES[name]
-    values = variant(INDEX_SELECT, wrong.variant, vulkan_runner.info.subgroup_size)
-    found = judged(vulkan_runner, INDEX_SELECT, RELEASED, values, cases=cases, render=wrong.render)
-    assert found.failure is not None
-    assert found.failure.state == "correctness"
-    assert wrong.says in found.failure.error
+    assert_caught(vulkan_runner, INDEX_SELECT, RELEASED, MISTAKES[name], cases)
 
 
 # Without a device

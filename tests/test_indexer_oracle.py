@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.golden_indexer import golden_operands, golden_problem, golden_results
 from tests.golden_vectors import load, names
-from tests.indexer_kernels import golden_operands, golden_problem, golden_results
 from tuner.kernels.index_append import INDEX_APPEND
 from tuner.kernels.index_blocks import INDEX_BLOCKS
 from tuner.kernels.index_q import INDEX_Q

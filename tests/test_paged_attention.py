@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
-from tests.attention_kernels import (
-    COMPILER,
-    golden_operands,
-    golden_problem,
-    judged,
-    launched,
-    variant,
-)
+from tests.family_kernels import COMPILER, Mistake, assert_caught, judged, launched, variant
+from tests.golden_attention import golden_operands, golden_problem
 from tests.golden_vectors import load, names
 from tests.made_devices import gpu, narrow_cpu
 from tests.spirv_tools import spirv_val
-from tuner import templates
 from tuner.device_info import DeviceInfo
 from tuner.evaluate import ResidentCases, render_passes
 from tuner.kernels.base import Candidate, Values
@@ -32,7 +24,6 @@ from tuner.kernels.space import legal, pairwise, reasons
 from tuner.oracle import judge
 from tuner.oracle.paged_attention import forward_reference
 from tuner.problems import PagedAttentionProblem
-from tuner.templates import Rendered
 
 if TYPE_CHECKING:
     from tuner.runner.vulkan import VulkanRunner
@@ -174,43 +165,25 @@ TILES = "tiles subgroups=4 tile_rows=16 tile_tokens=8 lanes_per_row=8"
 SEEN = "int(row / GROUP) + 1 + push.q_offset"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mistake:
-    """In one pass of a variant, `wrong` stands for each `right`; `says` is in the verdict."""
-
-    variant: str
-    right: str
-    wrong: str
-    pass_name: str = "attend"
-    says: str = "2-norm"
-
-    def render(self, template: str, context: Mapping[str, Any]) -> Rendered:
-        """As `tuner.templates.render`, with the mistake."""
-        rendered = templates.render(template, context)
-        if context["pass_name"] != self.pass_name:
-            return rendered
-        assert self.right in rendered.text, f"no longer in the template: {self.right}"
-        return replace(rendered, text=rendered.text.replace(self.right, self.wrong))
-
-
 MISTAKES = {
     "mask one key short": Mistake(
         variant=TILES, right=SEEN, wrong="int(row / GROUP) + push.q_offset"
     ),
     "mask from the corner, whatever the offset": Mistake(
-        variant=LANES, right=SEEN, wrong="int(row / GROUP) + 1"
+        variant=LANES, passes=("attend",), right=SEEN, wrong="int(row / GROUP) + 1"
     ),
     "mask of rows instead of query tokens": Mistake(
         variant=TILES, right=SEEN, wrong="int(row) + 1 + push.q_offset"
     ),
     "not cut at the context": Mistake(
         variant="baseline",
-        pass_name="baseline",
+        passes=("baseline",),
         right="0, int(push.context)",
         wrong="0, int(push.context) + 1",
     ),
     "heads of a group interleaved": Mistake(
         variant=LANES,
+        passes=("attend",),
         right="kv_head * GROUP + row % GROUP",
         wrong="row % GROUP * push.kv_heads + kv_head",
     ),
@@ -221,7 +194,7 @@ MISTAKES = {
     ),
     "log-sum-exp in base 2": Mistake(
         variant=LANES,
-        pass_name="combine",
+        passes=("combine",),
         right="peak * 0.6931471805599453",
         wrong="peak",
         says="lse",
@@ -234,7 +207,7 @@ MISTAKES = {
     ),
     "split lost in the combine": Mistake(
         variant=LANES,
-        pass_name="combine",
+        passes=("combine",),
         right="part < parts;",
         wrong="part < (parts > 1u ? parts - 1u : parts);",
     ),
@@ -264,12 +237,7 @@ MISTAKES = {
 def test_a_broken_kernel_is_caught(
     vulkan_runner: VulkanRunner, cases: ResidentCases, mistake: Mistake
 ) -> None:
-    found = judged(
-        vulkan_runner, FAMILY, problem(), mistake.variant, cases=cases, render=mistake.render
-    )
-    assert found.failure is not None
-    assert found.failure.state == "correctness"
-    assert mistake.says in found.failure.error
+    assert_caught(vulkan_runner, FAMILY, problem(), mistake, cases)
 
 
 @pytest.mark.parametrize(
@@ -286,11 +254,8 @@ def test_a_broken_matrix_kernel_is_caught(
     vulkan_runner: VulkanRunner, matrix_shape: str, cases: ResidentCases, right: str, wrong: str
 ) -> None:
     text = matrix_variant(matrix_shape, "split=none")
-    mistake = Mistake(variant=text, right=right, wrong=wrong)
-    of = problem(element="f16")
-    found = judged(vulkan_runner, FAMILY, of, text, cases=cases, render=mistake.render)
-    assert found.failure is not None
-    assert found.failure.state == "correctness"
+    mistake = Mistake(variant=text, right=right, wrong=wrong, says="")
+    assert_caught(vulkan_runner, FAMILY, problem(element="f16"), mistake, cases)
 
 
 @pytest.mark.parametrize("text", ["baseline", LANES, TILES], ids=["baseline", "lanes", "tiles"])

@@ -11,24 +11,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.family_kernels import judged
-from tests.float_kernels import (
-    COMPILER,
-    F16,
-    F32,
-    golden_operands,
-    golden_problem,
-    job_of,
-    launched,
-    variant,
-    with_inputs,
-)
+from tests.family_kernels import COMPILER, judged, launch, launched, variant
+from tests.golden_floats import F16, F32, golden_operands, golden_problem, with_inputs
 from tests.golden_vectors import load, names
 from tests.made_devices import gpu, narrow_cpu
 from tests.spirv_tools import spirv_val
 from tuner import templates
 from tuner.device_info import DeviceInfo
-from tuner.evaluate import RenderedPass, ResidentCases, render_passes
+from tuner.evaluate import RenderedPass, ResidentCases, build_job, render_passes
 from tuner.kernels.base import Candidate, Family, ValidationCase, Values
 from tuner.kernels.space import legal, pairwise, reasons
 from tuner.oracle.float_decode import float_decode_reference
@@ -87,10 +77,10 @@ SWITCHED: dict[str, tuple[dict[str, Any], ...]] = {
 }
 
 
-def chosen(text: str, subgroup_size: int) -> tuple[Family, Values]:
+def chosen(text: str, device: DeviceInfo) -> tuple[Family, Values]:
     """A family and a variant of it from "f16 packed_f16 token_lanes=8 …"."""
     cache, rest = text.split(" ", 1)
-    return FAMILIES[cache], variant(FAMILIES[cache], rest, subgroup_size)
+    return FAMILIES[cache], variant(FAMILIES[cache], rest, device)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +105,7 @@ def check(
     of: PagedDecodeProblem,
     text: str,
 ) -> None:
-    family, values = chosen(text, runner.info.subgroup_size)
+    family, values = chosen(text, runner.info)
     if found := reasons(family, values, of, runner.info):
         pytest.skip("; ".join(found))
     result = judged(runner, family, of, values, cases=cases[family.name])
@@ -168,7 +158,7 @@ def test_matrices_are_right_where_the_device_has_them(
 
 @pytest.mark.parametrize(("geometry", "text"), VARIANTS)
 def test_what_is_run_is_legal_on_narrow_devices(geometry: Geometry, text: str) -> None:
-    family, values = chosen(text, 8)
+    family, values = chosen(text, narrow_cpu())
     assert not reasons(family, values, problem(geometry), narrow_cpu())
 
 
@@ -181,12 +171,10 @@ def test_decode_is_as_golden(vulkan_runner: VulkanRunner, name: str, text: str) 
     golden = load(name)
     operands, of = golden_operands(golden), golden_problem(golden)
     dealt = f"{text} head_slices={of.group}" if of.group > 1 and "scalar" in text else text
-    family, values = chosen(f"f32 {dealt}", vulkan_runner.info.subgroup_size)
+    family, values = chosen(f"f32 {dealt}", vulkan_runner.info)
     if found := reasons(family, values, of, vulkan_runner.info):
         pytest.skip("; ".join(found))
-    job = job_of(vulkan_runner, family, of, values, operands)
-    execution = launched(vulkan_runner, job, operands)
-    assert execution.broken_guards == ()
+    execution = launched(vulkan_runner, family, of, operands, values)
     assert golden.differences(execution.outputs) == []
 
 
@@ -206,15 +194,16 @@ def assert_serves_any_length(runner: VulkanRunner, text: str) -> None:
         with_inputs(exact, **halves), scalars=exact.scalars | {"max_context_len": 128}
     )
     of = replace_context(golden_problem(golden), 128)
-    family, values = chosen(text, runner.info.subgroup_size)
-    job = job_of(runner, family, of, values, capacity)
+    family, values = chosen(text, runner.info)
+    candidate = Candidate(values, of, runner.info)
+    job = build_job(family, candidate, capacity.scalars, COMPILER).job
     for lengths in ((40, 17, 96), (17, 96, 40)):
         operands = with_inputs(capacity, context_lens=np.uint32(lengths))
-        got = launched(runner, job, operands).outputs["out"]
+        got = launch(runner, job, operands).outputs["out"]
         wanted = float_decode_reference(operands).outputs["out"]
         assert (np.abs(got - wanted) <= 2e-2 + 2e-2 * np.abs(wanted)).all()
     # The file's own answer, for its own order of lengths.
-    first = launched(runner, job, capacity).outputs["out"]
+    first = launch(runner, job, capacity).outputs["out"]
     assert (np.abs(first - golden.want["out"]) <= 2e-2 + 2e-2 * np.abs(first)).all()
 
 
@@ -276,7 +265,7 @@ def test_a_broken_kernel_is_caught(
         replaced += right in rendered.text
         return replace(rendered, text=rendered.text.replace(right, wrong))
 
-    family, values = chosen(LANES, vulkan_runner.info.subgroup_size)
+    family, values = chosen(LANES, vulkan_runner.info)
     of = problem(**changes)
     found = judged(vulkan_runner, family, of, values, cases=cases[family.name], render=render)
     assert replaced, f"no longer in the template: {right}"
@@ -412,5 +401,5 @@ def test_bytes_that_must_move_are_those_of_the_tokens_seen() -> None:
 def test_what_does_not_suit_is_refused_with_its_numbers(
     of: PagedDecodeProblem, text: str, told: str
 ) -> None:
-    family, values = chosen(text, 32)
+    family, values = chosen(text, gpu())
     assert told in "; ".join(reasons(family, values, of, gpu()))

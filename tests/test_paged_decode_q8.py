@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.decode_kernels import COMPILER, FAMILY, judged, variant
+from tests.family_kernels import COMPILER, judged, variant
 from tests.made_devices import gpu, narrow_cpu
 from tests.spirv_tools import spirv_val
 from tuner.device_info import DeviceInfo
 from tuner.evaluate import Evaluator, RenderedPass, ResidentCases, render_passes
 from tuner.kernels.base import Candidate, Values
+from tuner.kernels.paged_decode_q8 import PAGED_DECODE_Q8 as FAMILY
 from tuner.kernels.paged_decode_q8 import PAGED_DECODE_Q8_PLANAR
 from tuner.kernels.space import legal, pairwise, reasons
 from tuner.oracle import decode_reference
@@ -108,8 +109,8 @@ def test_every_geometry_is_right_with_every_strategy(
     geometry: tuple[int, int, int, int],
     text: str,
 ) -> None:
-    values = variant(text, vulkan_runner.info.subgroup_size)
-    found = judged(vulkan_runner, problem(*geometry), values, cases=cases)
+    values = variant(FAMILY, text, vulkan_runner.info)
+    found = judged(vulkan_runner, FAMILY, problem(*geometry), values, cases=cases)
     assert found.failure is None
     assert found.check is not None
     assert found.check.cases == 6
@@ -161,10 +162,10 @@ def test_matrices_are_right_where_the_device_has_them(
     text: str,
 ) -> None:
     info = vulkan_runner.info
-    values = variant(f"{text} matrix_shape={matrix_shape}", info.subgroup_size)
+    values = variant(FAMILY, f"{text} matrix_shape={matrix_shape}", info)
     if found := reasons(FAMILY, values, problem(*geometry), info):
         pytest.skip("; ".join(found))
-    assert judged(vulkan_runner, problem(*geometry), values, cases=cases).failure is None
+    assert judged(vulkan_runner, FAMILY, problem(*geometry), values, cases=cases).failure is None
 
 
 # The planar layout
@@ -179,7 +180,7 @@ def assert_right_planar(
     )
     if found := reasons(PAGED_DECODE_Q8_PLANAR, values, of, runner.info):
         pytest.skip("; ".join(found))
-    assert judged(runner, of, values, family=PAGED_DECODE_Q8_PLANAR).failure is None
+    assert judged(runner, PAGED_DECODE_Q8_PLANAR, of, values).failure is None
 
 
 @pytest.mark.parametrize("geometry", [(64, 16, 2, 2), (80, 8, 4, 1)])
@@ -227,8 +228,9 @@ def test_a_context_too_short_to_be_cut_goes_through_the_combine_pass_all_the_sam
 ) -> None:
     of = problem(64, 16, 2, 2, sequences=3, context=context)
     values = variant(
+        FAMILY,
         "scalar_f32 subgroups=4 lanes_per_token=8 tokens_unrolled=4 split=count:8",
-        vulkan_runner.info.subgroup_size,
+        vulkan_runner.info,
     )
     evaluator = Evaluator(vulkan_runner, COMPILER, FAMILY, of)
     trial = evaluator.prepare(evaluator.draft(values))
@@ -251,7 +253,7 @@ def test_a_trial_makes_each_of_its_pipelines_once(
     programs = vulkan_runner._pipelines.programs
     before = len(programs)
     evaluator = Evaluator(vulkan_runner, COMPILER, FAMILY, problem(64, 16, 2, 2))
-    trial = evaluator.prepare(evaluator.draft(variant(text, vulkan_runner.info.subgroup_size)))
+    trial = evaluator.prepare(evaluator.draft(variant(FAMILY, text, vulkan_runner.info)))
     assert len(trial.jobs) == 7
     assert len(programs) == before + pipelines
     evaluator.release(trial)

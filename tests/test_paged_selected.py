@@ -93,7 +93,7 @@ def test_matrices_are_right_where_the_device_has_them(
     vulkan_runner: VulkanRunner, matrix_shape: str, cases: ResidentCases, text: str, ratio: int
 ) -> None:
     named, of = f"{text} matrix_shape={matrix_shape}", problem(ratio=ratio)
-    values = variant(PAGED_SELECTED_Q8, named, vulkan_runner)
+    values = variant(PAGED_SELECTED_Q8, named, vulkan_runner.info)
     if found := reasons(PAGED_SELECTED_Q8, values, of, vulkan_runner.info):
         pytest.skip("; ".join(found))
     assert judged(vulkan_runner, PAGED_SELECTED_Q8, of, named, cases=cases).failure is None

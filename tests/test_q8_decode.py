@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import pytest
 
-from tests.golden_vectors import load, names
-from tests.made_devices import LANES_32, LANES_32_WIDE, gpu, narrow_cpu
-from tests.q8_kernels import (
-    COMBINE,
+from tests.family_kernels import (
     COMPILER,
+    Mistake,
+    assert_caught,
+    judged,
+    launched,
+    variant,
+)
+from tests.golden_q8 import (
+    COMBINE,
     DENSE,
     SELECTED,
     combine_operands,
-    launched,
     partials_operands,
-    variant,
     written_parts,
 )
+from tests.golden_vectors import load, names
+from tests.made_devices import LANES_32, LANES_32_WIDE, gpu, narrow_cpu
 from tests.spirv_tools import spirv_val
-from tuner import templates
 from tuner.device_info import DeviceInfo
 from tuner.errors import UsageError
-from tuner.evaluate import Evaluator, Findings, Render, ResidentCases, render_passes
-from tuner.kernels.base import Candidate, Family, Values
+from tuner.evaluate import ResidentCases, render_passes
+from tuner.kernels.base import Candidate, Family
 from tuner.kernels.q8_operands import make_operands
 from tuner.kernels.q8_parts import parts
 from tuner.kernels.space import legal, pairwise, reasons
 from tuner.oracle import judge
 from tuner.oracle.q8_decode import combine_reference, partial_results, partials_reference
 from tuner.problems import GatedCombineProblem, Problem, Q8DecodeProblem, Q8SelectedProblem
-from tuner.templates import Rendered
 from tuner.workloads import geometries
 
 if TYPE_CHECKING:
@@ -103,10 +106,10 @@ def test_partials_are_as_golden(vulkan_runner: VulkanRunner, name: str, text: st
     golden = load(name)
     problem, operands = partials_operands(golden)
     of, count = family_of(problem), int(golden.attributes["n_wg"])
-    values = variant(of, filled(text, problem), vulkan_runner.info.subgroup_size)
+    values = variant(of, filled(text, problem), vulkan_runner.info)
     if text != "baseline":
         values = {**values, "split": f"count:{count}"}
-    execution = launched(vulkan_runner, of, problem, values, operands)
+    execution = launched(vulkan_runner, of, problem, operands, values)
     arithmetic = of.arithmetic(values)
     verdict = judge(execution.outputs, partials_reference(operands), arithmetic, name)
     assert verdict.ok, verdict.message
@@ -130,8 +133,8 @@ def test_the_oracle_combines_as_golden(name: str) -> None:
 def test_combined_is_as_golden(vulkan_runner: VulkanRunner, name: str, text: str) -> None:
     golden = load(name)
     problem, operands = combine_operands(golden)
-    values = variant(COMBINE, text, vulkan_runner.info.subgroup_size)
-    execution = launched(vulkan_runner, COMBINE, problem, values, operands)
+    values = variant(COMBINE, text, vulkan_runner.info)
+    execution = launched(vulkan_runner, COMBINE, problem, operands, values)
     assert golden.differences({"out": execution.outputs["out"][0]}) == []
     verdict = judge(execution.outputs, combine_reference(operands), "f32", name)
     assert verdict.ok, verdict.message
@@ -154,9 +157,9 @@ def test_an_identity_list_gives_the_bits_of_the_dense_kernel(
     listed = Q8SelectedProblem(**msgspec.structs.asdict(dense), visible=100)
     identity = np.tile(np.arange(100, dtype=np.uint32), (2, 1))
     with_list = replace(operands, inputs=operands.inputs | {"visible": identity})
-    values = variant(DENSE, filled(text, dense), vulkan_runner.info.subgroup_size)
-    got = launched(vulkan_runner, DENSE, dense, values, operands).outputs["partials"]
-    same = launched(vulkan_runner, SELECTED, listed, values, with_list).outputs["partials"]
+    values = variant(DENSE, filled(text, dense), vulkan_runner.info)
+    got = launched(vulkan_runner, DENSE, dense, operands, values).outputs["partials"]
+    same = launched(vulkan_runner, SELECTED, listed, with_list, values).outputs["partials"]
     assert np.array_equal(got.view(np.uint32), same.view(np.uint32))
     assert np.isfinite(got[:, :, 0]).all()
 
@@ -195,23 +198,6 @@ def cases(vulkan_runner: VulkanRunner) -> Iterator[dict[str, ResidentCases]]:
         each.close()
 
 
-def judged(
-    runner: VulkanRunner,
-    of: Family,
-    problem: Problem,
-    values: Values,
-    cases: ResidentCases,
-    render: Render = templates.render,
-) -> Findings:
-    evaluator = Evaluator(runner, COMPILER, of, problem, cases=cases, render=render)
-    trial = evaluator.prepare(evaluator.draft(values))
-    try:
-        return evaluator.validate(trial)
-    finally:
-        evaluator.release(trial)
-        evaluator.close()
-
-
 @pytest.mark.parametrize(("of", "place", "text"), GEOMETRIES)
 def test_every_geometry_is_right(
     vulkan_runner: VulkanRunner,
@@ -222,26 +208,13 @@ def test_every_geometry_is_right(
 ) -> None:
     problem = geometries(of.kind)[place]
     assert isinstance(problem, Q8DecodeProblem)
-    values = variant(of, filled(text, problem), vulkan_runner.info.subgroup_size)
-    found = judged(vulkan_runner, of, problem, values, cases[of.name])
+    found = judged(vulkan_runner, of, problem, filled(text, problem), cases=cases[of.name])
     assert found.failure is None
     assert found.check is not None
     assert found.check.cases == 8
 
 
 # Mistakes
-
-
-class Mistaken:
-    """Renders with `right` replaced by `wrong`."""
-
-    def __init__(self, right: str, wrong: str) -> None:
-        self.right, self.wrong = right, wrong
-
-    def __call__(self, template: str, context: Mapping[str, Any]) -> Rendered:
-        rendered = templates.render(template, context)
-        assert self.right in rendered.text, f"no longer in the template: {self.right}"
-        return replace(rendered, text=rendered.text.replace(self.right, self.wrong))
 
 
 SMALL: dict[str, Problem] = {
@@ -284,14 +257,11 @@ def test_a_kernel_broken_on_purpose_is_found(
     vulkan_runner: VulkanRunner, cases: dict[str, ResidentCases], name: str
 ) -> None:
     of, right, wrong = MISTAKES[name]
-    problem, render = SMALL[of.name], Mistaken(right, wrong)
-    text = COMBINES["shared"]
+    problem, text = SMALL[of.name], COMBINES["shared"]
     if isinstance(problem, Q8DecodeProblem):
         text = filled(STRATEGIES["scalar_f32"], problem)
-    values = variant(of, text, vulkan_runner.info.subgroup_size)
-    found = judged(vulkan_runner, of, problem, values, cases[of.name], render)
-    assert found.failure is not None
-    assert found.failure.state == "correctness"
+    mistake = Mistake(variant=text, right=right, wrong=wrong, says="")
+    assert_caught(vulkan_runner, of, problem, mistake, cases[of.name])
 
 
 # Without a device

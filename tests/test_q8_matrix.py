@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tests.family_kernels import Mistake, assert_caught, judged, launched, variant
+from tests.golden_q8 import DENSE, SELECTED, partials_operands, written_parts
 from tests.golden_vectors import load, names
 from tests.made_devices import LANES_8, LANES_32, gpu, narrow_cpu
-from tests.q8_kernels import DENSE, SELECTED, partials_operands, written_parts
 from tuner.device_info import DeviceInfo, MatrixLayout
 from tuner.evaluate import ResidentCases
 from tuner.kernels.base import Candidate, Family
@@ -146,7 +146,7 @@ def test_partials_by_matrices_are_as_golden(
     family = SELECTED if isinstance(of, Q8SelectedProblem) else DENSE
     text = f"{matrices} {text}"
     execution = launched(vulkan_runner, family, of, operands, text)
-    values = variant(family, text, vulkan_runner)
+    values = variant(family, text, vulkan_runner.info)
     verdict = judge(
         execution.outputs, partials_reference(operands), family.arithmetic(values), name
     )

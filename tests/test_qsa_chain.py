@@ -10,10 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.family_kernels import judged
+from tests.family_kernels import COMPILER, judged, launched
 from tests.golden_vectors import Array, Golden, load, names
 from tests.made_devices import gpu
-from tests.q8_kernels import COMPILER, launched
 from tuner import templates
 from tuner.errors import UsageError
 from tuner.evaluate import Evaluator, ResidentCases, render_passes
@@ -151,7 +150,7 @@ def test_the_oracle_agrees_with_every_step(name: str) -> None:
 def test_every_buffer_is_as_golden(vulkan_runner: VulkanRunner, name: str, text: str) -> None:
     golden, operands = load(name), golden_operands(load(name))
     values = variant(text, vulkan_runner.info.subgroup_size)
-    execution = launched(vulkan_runner, CHAIN, golden_problem(golden), values, operands)
+    execution = launched(vulkan_runner, CHAIN, golden_problem(golden), operands, values)
     assert golden.differences(as_golden(golden, execution.outputs, golden.want["blk_keys"])) == []
     verdict = judge(execution.outputs, chain_reference(operands), CHAIN.arithmetic(values), name)
     assert verdict.ok, verdict.message
@@ -182,10 +181,10 @@ def test_a_step_over_rejected_drafts_is_the_step_that_never_saw_them(
     weights = {name: operands.inputs[name] for name in operands.inputs if "weight" in name}
     drafted = replace(drafted, inputs={**drafted.inputs, **caches, **weights})
     values = variant(VARIANTS["tuned"], vulkan_runner.info.subgroup_size)
-    after = launched(vulkan_runner, CHAIN, drafts, values, drafted).outputs
+    after = launched(vulkan_runner, CHAIN, drafts, drafted, values).outputs
     assert (after["block_keys"] != operands.inputs["block_keys"]).any()
     rewound = replace(operands, inputs={**operands.inputs, **{n: after[n] for n in shared}})
-    left = launched(vulkan_runner, CHAIN, problem, values, rewound).outputs
+    left = launched(vulkan_runner, CHAIN, problem, rewound, values).outputs
     last = slice(problem.base_pos // 4, problem.context // 4)
     np.testing.assert_array_equal(left["visible"], fresh["visible"])
     np.testing.assert_allclose(left["out"], fresh["out"], rtol=2e-4, atol=2e-5)
@@ -293,11 +292,7 @@ def test_a_chain_broken_on_purpose_is_found(
     values = variant("schedule=beside", vulkan_runner.info.subgroup_size)
     values = {**values, "subgroup_size": 8}
     render = Mistaken(*MISTAKES[name])
-    evaluator = Evaluator(vulkan_runner, COMPILER, CHAIN, SMALL, cases=cases, render=render)
-    trial = evaluator.prepare(evaluator.draft(values))
-    found = evaluator.validate(trial)
-    evaluator.release(trial)
-    evaluator.close()
+    found = judged(vulkan_runner, CHAIN, SMALL, values, cases=cases, render=render)
     assert found.failure is not None
     assert found.failure.state == "correctness"
 

@@ -1,57 +1,18 @@
-"""The kernels of decode over the planar q8 cache: golden vectors as operands, variants by text."""
+"""Golden vectors of decode over the planar q8 cache as problems and operands of its families."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tests.golden_vectors import Array, Golden
-from tuner.compile import Compiler
-from tuner.evaluate import build_job
 from tuner.kernels import family
-from tuner.kernels.base import Candidate, Family, Operands, Values
-from tuner.kernels.space import parse_values, require_legal
-from tuner.problems import GatedCombineProblem, Problem, Q8DecodeProblem, Q8SelectedProblem
-from tuner.runner.protocol import Execution, OutputSpec
+from tuner.kernels.base import Operands
+from tuner.problems import GatedCombineProblem, Q8DecodeProblem, Q8SelectedProblem
+from tuner.runner.protocol import Execution
 
-if TYPE_CHECKING:
-    from tuner.runner.vulkan import VulkanRunner
-
-COMPILER = Compiler()
 DENSE = family("attn_partials_q8")
 SELECTED = family("attn_partials_selected_q8")
 COMBINE = family("gated_combine")
-
-
-def variant(of: Family, text: str, subgroup_size: int) -> Values:
-    """A variant from its meaningful parameters, "scalar_f32 lanes_per_token=8 …"."""
-    strategy, *assignments = text.split()
-    has_size = strategy != "baseline" and of is not COMBINE
-    size = [f"subgroup_size={subgroup_size}"] if has_size else []
-    return parse_values(of, [f"strategy={strategy}", *size, *assignments], of.baseline)
-
-
-def launched(
-    runner: VulkanRunner, of: Family, problem: Problem, values: Values, operands: Operands
-) -> Execution:
-    """One checked launch of a legal variant."""
-    require_legal(of, values, problem, runner.info)
-    candidate = Candidate(values, problem, runner.info)
-    job = build_job(of, candidate, operands.scalars, COMPILER).job
-    outputs = {
-        name: OutputSpec(shape=shape, dtype=np.dtype(dtype).name)
-        for name, (shape, dtype) in operands.outputs.items()
-    }
-    runner.load("q8", operands.inputs, outputs)
-    runner.prepare(job)
-    try:
-        execution = runner.execute(job, "q8")
-    finally:
-        runner.release(job)
-        runner.unload("q8")
-    assert execution.broken_guards == ()
-    return execution
 
 
 def partials_operands(golden: Golden) -> tuple[Q8DecodeProblem, Operands]:

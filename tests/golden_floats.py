@@ -1,4 +1,4 @@
-"""The kernels of paged decode over caches of floats on a device under test."""
+"""Golden vectors of paged decode over caches of floats as problems and operands."""
 
 from __future__ import annotations
 
@@ -9,45 +9,10 @@ import numpy as np
 
 from tests.golden_vectors import Golden
 from tuner import kernels
-from tuner.compile import Compiler
-from tuner.evaluate import build_job
-from tuner.kernels.base import Candidate, Family, Operands, Values
-from tuner.kernels.space import parse_values
+from tuner.kernels.base import Operands
 from tuner.problems import PagedDecodeProblem
-from tuner.runner.protocol import Execution, Job, OutputSpec, Runner
 
 F32, F16 = kernels.family("paged_decode_f32"), kernels.family("paged_decode_f16")
-COMPILER = Compiler()
-
-
-def variant(family: Family, text: str, subgroup_size: int) -> Values:
-    """A variant from its meaningful parameters; the first word is the strategy."""
-    strategy, *assignments = text.split()
-    size = [] if strategy == "baseline" else [f"subgroup_size={subgroup_size}"]
-    return parse_values(family, [f"strategy={strategy}", *size, *assignments], family.baseline)
-
-
-def job_of(
-    runner: Runner, family: Family, problem: PagedDecodeProblem, values: Values, operands: Operands
-) -> Job:
-    """What launches a variant on operands of a problem's geometry."""
-    candidate = Candidate(values, problem, runner.info)
-    return build_job(family, candidate, operands.scalars, COMPILER).job
-
-
-def launched(runner: Runner, job: Job, operands: Operands) -> Execution:
-    """One launch on operands that are loaded for it."""
-    outputs = {
-        name: OutputSpec(shape=shape, dtype=np.dtype(dtype).name)
-        for name, (shape, dtype) in operands.outputs.items()
-    }
-    runner.load("launched", operands.inputs, outputs)
-    runner.prepare(job)
-    try:
-        return runner.execute(job, "launched")
-    finally:
-        runner.release(job)
-        runner.unload("launched")
 
 
 def golden_problem(golden: Golden) -> PagedDecodeProblem:
