@@ -174,10 +174,8 @@ def test_matrices_are_right_where_the_device_has_them(
 def assert_right_planar(
     runner: VulkanRunner, geometry: tuple[int, int, int, int], text: str
 ) -> None:
-    values, of = (
-        variant(text, runner.info.subgroup_size, PAGED_DECODE_Q8_PLANAR),
-        problem(*geometry),
-    )
+    values = variant(PAGED_DECODE_Q8_PLANAR, text, runner.info)
+    of = problem(*geometry)
     if found := reasons(PAGED_DECODE_Q8_PLANAR, values, of, runner.info):
         pytest.skip("; ".join(found))
     assert judged(runner, PAGED_DECODE_Q8_PLANAR, of, values).failure is None
