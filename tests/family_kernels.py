@@ -78,6 +78,16 @@ def launch(runner: Runner, job: Job, operands: Operands) -> Execution:
     return execution
 
 
+def assert_right(
+    runner: Runner, family: Family, problem: Problem, chosen: Values | str, cases: ResidentCases
+) -> None:
+    """The variant passes all validation cases of the problem."""
+    found = judged(runner, family, problem, chosen, cases=cases)
+    assert found.failure is None
+    assert found.check is not None
+    assert found.check.cases == len(family.validation_cases(problem))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
     """In a variant's GLSL, or only in the named passes, `wrong` stands for each `right`; `says` is

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.family_kernels import Mistake, assert_caught, judged, launched
+from tests.family_kernels import Mistake, assert_caught, assert_right, launched
 from tests.golden_decode import decode_operands, decode_problem
 from tests.golden_vectors import Golden, load, names
 from tuner.errors import UsageError
@@ -177,10 +177,7 @@ def test_odd_geometries_are_right(
     text: str,
 ) -> None:
     problem = CacheWriteProblem(**{"tokens": 9, "kv_heads": 2, **changes})
-    found = judged(vulkan_runner, family, problem, text, cases=cases[family.name])
-    assert found.failure is None
-    assert found.check is not None
-    assert found.check.cases == 4
+    assert_right(vulkan_runner, family, problem, text, cases[family.name])
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from tests.family_kernels import (
     COMPILER,
     Mistake,
     assert_caught,
+    assert_right,
     judged,
     launched,
     variant,
@@ -86,10 +87,7 @@ def on_matrices(
 def test_every_geometry_is_right(
     vulkan_runner: VulkanRunner, cases: ResidentCases, text: str, of: IndexerStepProblem
 ) -> None:
-    found = judged(vulkan_runner, INDEX_SCORE, of, text, cases=cases)
-    assert found.failure is None
-    assert found.check is not None
-    assert found.check.cases == 6
+    assert_right(vulkan_runner, INDEX_SCORE, of, text, cases)
 
 
 @pytest.mark.parametrize(("text", "of"), flat(MATRIX))

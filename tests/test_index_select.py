@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.family_kernels import (
-    COMPILER,
-    Mistake,
-    assert_caught,
-    judged,
-    launched,
-    variant,
-)
+from tests.family_kernels import COMPILER, Mistake, assert_caught, assert_right, launched, variant
 from tests.golden_indexer import golden_operands, golden_problem, golden_results
 from tests.golden_vectors import load, names
 from tests.made_devices import gpu, narrow_cpu
@@ -65,10 +58,7 @@ def cases(vulkan_runner: VulkanRunner) -> Iterator[ResidentCases]:
 def test_every_geometry_is_right(
     vulkan_runner: VulkanRunner, cases: ResidentCases, text: str, of: IndexerStepProblem
 ) -> None:
-    found = judged(vulkan_runner, INDEX_SELECT, of, text, cases=cases)
-    assert found.failure is None
-    assert found.check is not None
-    assert found.check.cases == 9
+    assert_right(vulkan_runner, INDEX_SELECT, of, text, cases)
 
 
 @pytest.mark.parametrize("name", names("s3_index_select_*"))

@@ -11,14 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.family_kernels import (
-    COMPILER,
-    Mistake,
-    assert_caught,
-    judged,
-    launched,
-    variant,
-)
+from tests.family_kernels import COMPILER, Mistake, assert_caught, assert_right, launched, variant
 from tests.golden_indexer import golden_operands, golden_problem, golden_results
 from tests.golden_vectors import load, names
 from tests.made_devices import gpu, narrow_cpu
@@ -84,10 +77,7 @@ def test_every_geometry_is_right(
     of: IndexerStepProblem,
 ) -> None:
     assert isinstance(of, IndexerStepProblem)
-    found = judged(vulkan_runner, family, of, text, cases=cases[family.name])
-    assert found.failure is None
-    assert found.check is not None
-    assert found.check.cases == len(family.validation_cases(of))
+    assert_right(vulkan_runner, family, of, text, cases[family.name])
 
 
 @pytest.mark.parametrize(("family", "text"), PAIRS)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.family_kernels import Mistake, assert_caught, judged, launched
+from tests.family_kernels import Mistake, assert_caught, assert_right, launched
 from tests.golden_vectors import Golden, load, names
 from tests.made_devices import gpu
 from tuner.errors import UsageError
 from tuner.evaluate import ResidentCases
 from tuner.kernels.base import Candidate, Operands
 from tuner.kernels.indexer_operands import rope_table
-from tuner.kernels.norm_rope import QK_NORM_ROPE, VALIDATION_INPUTS, make_operands
+from tuner.kernels.norm_rope import QK_NORM_ROPE, make_operands
 from tuner.kernels.space import legal
 from tuner.oracle import judge
 from tuner.oracle.indexer import norm, rope
@@ -129,10 +129,7 @@ def test_odd_geometries_are_right(
 ) -> None:
     fields = {"rows": 3, "query_heads": 3, "kv_heads": 2, **changes}
     problem = NormRopeProblem(**fields)
-    found = judged(vulkan_runner, QK_NORM_ROPE, problem, text, cases=cases)
-    assert found.failure is None
-    assert found.check is not None
-    assert found.check.cases == len(VALIDATION_INPUTS)
+    assert_right(vulkan_runner, QK_NORM_ROPE, problem, text, cases)
 
 
 MISTAKES = {

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from tests.family_kernels import COMPILER, Mistake, assert_caught, judged, launched, variant
+from tests.family_kernels import (
+    COMPILER,
+    Mistake,
+    assert_caught,
+    assert_right,
+    judged,
+    launched,
+    variant,
+)
 from tests.golden_attention import golden_operands, golden_problem
 from tests.golden_vectors import load, names
 from tests.made_devices import gpu, narrow_cpu
@@ -128,10 +136,7 @@ def test_every_geometry_is_right(
     text: str,
 ) -> None:
     *sizes, element = geometry
-    found = judged(vulkan_runner, FAMILY, problem(*sizes, element=element), text, cases=cases)
-    assert found.failure is None
-    assert found.check is not None
-    assert found.check.cases == 10
+    assert_right(vulkan_runner, FAMILY, problem(*sizes, element=element), text, cases)
 
 
 @pytest.mark.parametrize("geometry", [(64, 16, 4, 2), (96, 5, 1, 1)])

@@ -11,7 +11,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.family_kernels import COMPILER, Mistake, assert_caught, judged, launched, variant
+from tests.family_kernels import (
+    COMPILER,
+    Mistake,
+    assert_caught,
+    assert_right,
+    judged,
+    launched,
+    variant,
+)
 from tests.golden_attention import golden_gradient_operands, golden_problem
 from tests.golden_vectors import load, names
 from tests.made_devices import gpu, narrow_cpu
@@ -110,10 +118,7 @@ def test_every_geometry_is_right(
     text: str,
 ) -> None:
     *sizes, element = geometry
-    found = judged(vulkan_runner, FAMILY, problem(*sizes, element=element), text, cases=cases)
-    assert found.failure is None
-    assert found.check is not None
-    assert found.check.cases == 10
+    assert_right(vulkan_runner, FAMILY, problem(*sizes, element=element), text, cases)
 
 
 @pytest.mark.parametrize("atomics", ["compare_swap", "native"])

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.family_kernels import COMPILER, judged, launch, launched, variant
+from tests.family_kernels import COMPILER, assert_right, judged, launch, launched, variant
 from tests.golden_floats import F16, F32, golden_operands, golden_problem, with_inputs
 from tests.golden_vectors import load, names
 from tests.made_devices import gpu, narrow_cpu
@@ -108,10 +108,7 @@ def check(
     family, values = chosen(text, runner.info)
     if found := reasons(family, values, of, runner.info):
         pytest.skip("; ".join(found))
-    result = judged(runner, family, of, values, cases=cases[family.name])
-    assert result.failure is None
-    assert result.check is not None
-    assert result.check.cases == 6
+    assert_right(runner, family, of, values, cases[family.name])
 
 
 @pytest.mark.parametrize(("geometry", "text"), VARIANTS)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.family_kernels import COMPILER, judged, variant
+from tests.family_kernels import COMPILER, assert_right, judged, variant
 from tests.made_devices import gpu, narrow_cpu
 from tests.spirv_tools import spirv_val
 from tuner.device_info import DeviceInfo
@@ -110,10 +110,7 @@ def test_every_geometry_is_right_with_every_strategy(
     text: str,
 ) -> None:
     values = variant(FAMILY, text, vulkan_runner.info)
-    found = judged(vulkan_runner, FAMILY, problem(*geometry), values, cases=cases)
-    assert found.failure is None
-    assert found.check is not None
-    assert found.check.cases == 6
+    assert_right(vulkan_runner, FAMILY, problem(*geometry), values, cases)
 
 
 @pytest.mark.parametrize("tokens_unrolled", [1, 2])

@@ -10,7 +10,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.family_kernels import COMPILER, Mistake, assert_caught, judged, launched, variant
+from tests.family_kernels import (
+    COMPILER,
+    Mistake,
+    assert_caught,
+    assert_right,
+    judged,
+    launched,
+    variant,
+)
 from tests.made_devices import gpu, narrow_cpu
 from tests.spirv_tools import spirv_val
 from tuner.device_info import DeviceInfo
@@ -75,10 +83,7 @@ def cases(vulkan_runner: VulkanRunner) -> Iterator[ResidentCases]:
 def test_geometries_are_right(
     vulkan_runner: VulkanRunner, cases: ResidentCases, changes: dict[str, int], text: str
 ) -> None:
-    found = judged(vulkan_runner, PAGED_SELECTED_Q8, problem(**changes), text, cases=cases)
-    assert found.failure is None
-    assert found.check is not None
-    assert found.check.cases == 6
+    assert_right(vulkan_runner, PAGED_SELECTED_Q8, problem(**changes), text, cases)
 
 
 @pytest.mark.parametrize(

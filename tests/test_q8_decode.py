@@ -11,14 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.family_kernels import (
-    COMPILER,
-    Mistake,
-    assert_caught,
-    judged,
-    launched,
-    variant,
-)
+from tests.family_kernels import COMPILER, Mistake, assert_caught, assert_right, launched, variant
 from tests.golden_q8 import (
     COMBINE,
     DENSE,
@@ -208,10 +201,7 @@ def test_every_geometry_is_right(
 ) -> None:
     problem = geometries(of.kind)[place]
     assert isinstance(problem, Q8DecodeProblem)
-    found = judged(vulkan_runner, of, problem, filled(text, problem), cases=cases[of.name])
-    assert found.failure is None
-    assert found.check is not None
-    assert found.check.cases == 8
+    assert_right(vulkan_runner, of, problem, filled(text, problem), cases[of.name])
 
 
 # Mistakes

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.family_kernels import Mistake, assert_caught, judged, launched, variant
+from tests.family_kernels import Mistake, assert_caught, assert_right, launched, variant
 from tests.golden_q8 import DENSE, SELECTED, partials_operands, written_parts
 from tests.golden_vectors import load, names
 from tests.made_devices import LANES_8, LANES_32, gpu, narrow_cpu
@@ -189,16 +189,8 @@ def test_matrices_are_right_in_every_geometry(
     place: int,
     text: str,
 ) -> None:
-    found = judged(
-        vulkan_runner,
-        of,
-        geometries(of.kind)[place],
-        f"{matrices} {VARIANTS[text]}",
-        cases=cases[of.name],
-    )
-    assert found.failure is None
-    assert found.check is not None
-    assert found.check.cases == 8
+    problem = geometries(of.kind)[place]
+    assert_right(vulkan_runner, of, problem, f"{matrices} {VARIANTS[text]}", cases[of.name])
 
 
 # Mistakes
