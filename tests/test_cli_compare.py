@@ -83,6 +83,17 @@ def test_two_devices_by_name(results: Path) -> None:
     assert found["problems"][0]["b"]["device"] == software().name
 
 
+def test_published_results_stand_in_for_devices_without_own(tmp_path: Path) -> None:
+    out = tmp_path / "results"
+    for device, factor in ((gpu(), 1.0), (software(), 10.0)):
+        write(out / "published" / device.slug, records_of(device, factor), device)
+    assert compared("h200", "llvmpipe", "--out", out)["geometric_mean"] == pytest.approx(10.0)
+    write(out / software().slug, records_of(software(), 20.0), software())
+    assert compared("h200", "llvmpipe", "--out", out)["geometric_mean"] == pytest.approx(20.0)
+    told = compare("radv", "llvmpipe", "--out", out)
+    assert (told.exit_code, "legal: llvmpipe, nvidia-h200" in told.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("variant", ["values", "identity"])
 def test_two_variants_of_one_folder(results: Path, variant: str) -> None:
     folder = results / gpu().slug

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -237,9 +238,42 @@ def test_influence_is_the_slowdown_of_the_best_with_a_value() -> None:
     assert (strongest.parameter, weaker.parameter) == ("subgroups", "tokens_unrolled")
     assert strongest.slowdowns == {1: (1.0,), 2: (pytest.approx(2.0),)}
     assert weaker.slowdowns == {1: (1.0,), 2: (pytest.approx(1.2),)}
-    # Times are products, so their logarithms are sums and the shares add up to one.
-    assert strongest.explained + weaker.explained == pytest.approx(1.0)
-    assert strongest.explained > 0.9
+    # Times are products, so their logarithms are sums: what one leaves over, the other explains.
+    left = math.log(1.2) ** 2 / (math.log(2.0) ** 2 + math.log(1.2) ** 2)
+    assert strongest.explained == pytest.approx(1 - left * 3 / 2)
+    assert weaker.explained == 0.0
+
+
+def test_as_many_values_as_trials_explain_nothing() -> None:
+    """Each value of its own would explain everything, whatever the times are."""
+    values = [(n, 1 + n % 2) for n in range(4)]
+    made = [
+        made_record(values={**FAST, "subgroups": a, "tokens_unrolled": b}, median_us=100.0 + 9 * a)
+        for a, b in values
+    ]
+    known, unknown = plots.influences(made, baseline_of=baseline_of)
+    assert (known.parameter, known.explained) == ("tokens_unrolled", 0.0)
+    assert (unknown.parameter, unknown.explained) == ("subgroups", None)
+    figure = plots.parameter_influence(made, gpu(), baseline_of=baseline_of)
+    assert "subgroups: too few trials to tell" in words(figure)
+
+
+def test_a_variant_that_was_timed_twice_is_one_trial() -> None:
+    made = [made_record(median_us=10.0), made_record(median_us=12.0, note="final")]
+    _, subtitle = header(plots.utilisation_by_problem(made, gpu(), baseline_of=baseline_of))
+    assert subtitle.endswith("n = 1 trial")
+
+
+@pytest.mark.parametrize(
+    ("read_gb_s", "text"),
+    [((1.19, 1.19), "1.19"), ((1.2, 4.0), "1.2 to 4"), ((4583.2, 4664.9), "4,583 to 4,665")],
+)
+def test_the_ceiling_is_named_with_three_digits(read_gb_s: tuple[float, float], text: str) -> None:
+    made = [
+        made_record(decode(n, 4096), read_gb_s=each) for n, each in enumerate(read_gb_s, start=1)
+    ]
+    shown = words(plots.utilisation_by_problem(made, gpu(), baseline_of=baseline_of))
+    assert f"read bandwidth measured in the same run, {text} GB/s" in shown
 
 
 def test_influence_pools_problems_by_dots() -> None:

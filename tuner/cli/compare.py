@@ -39,8 +39,8 @@ class _Chosen:
 
 
 def compare(
-    a: Annotated[str, typer.Argument(metavar=f"A={_SIDE}", help="What B is compared with.")],
-    b: Annotated[str, typer.Argument(metavar=f"B={_SIDE}", help="What is judged.")],
+    a: Annotated[str, typer.Argument(metavar="A", help=f"What B is compared with: {_SIDE}.")],
+    b: Annotated[str, typer.Argument(metavar="B", help=f"What is judged: {_SIDE}.")],
     *,
     out: options.Out = options.RESULTS,
     fail_if_slower: Annotated[
@@ -59,8 +59,9 @@ def compare(
 ) -> None:
     """Say of each problem whether B is faster or slower than A.
 
-    RESULTS is a folder or a records file, DEVICE a name below --out; VARIANT is best (default),
-    baseline, name=value,… or the start of a record's identity. Needs no device. A side with records
+    RESULTS is a folder or a records file, DEVICE a name below --out or, of devices without results
+    there, below its folder `published`; VARIANT is best (default), baseline, name=value,… or the
+    start of a record's identity. Needs no device. A side with records
     of today's kernels is compared by these alone, unless an identity or --earlier says otherwise.
     """
     from tuner.results import side_by_side
@@ -159,31 +160,40 @@ def _records(source: str, out: Path) -> tuple[tuple[Record, ...], DeviceInfo | N
 def _one_device(path: Path, source: str, out: Path) -> Path:
     """The folder of one device's results that is meant, by path or by the device's name."""
     from tuner.errors import UnknownNameError, UsageError
-    from tuner.results import Store, device_folders
+    from tuner.results import device_folders
     from tuner.results.store import RECORDS
 
     if (path / RECORDS).exists():
         return path
-    below = device_folders(path if path.is_dir() else out)
     if path.is_dir():
-        matching = below
+        below = matching = device_folders(path)
     else:
-        wanted = source.lower()
-        names = {folder: Store(folder, read_only=True).device() for folder in below}
-        matching = tuple(
-            folder
-            for folder, info in names.items()
-            if wanted in folder.name.lower()
-            or (info is not None and (wanted in info.name.lower() or info.uuid.startswith(wanted)))
-        )
+        own, published = device_folders(out), device_folders(out / options.PUBLISHED)
+        below = own + published
+        matching = _of_device(source, own) or _of_device(source, published)
     if len(matching) == 1:
         return matching[0]
     if matching:
         listed = ", ".join(str(folder) for folder in matching)
         raise UsageError(f"{source or path} stands for several devices: name one of {listed}")
     raise UnknownNameError(
-        "results folder, records file or device", source or path, [f.name for f in below]
+        "results folder, records file or device",
+        source or path,
+        dict.fromkeys(folder.name for folder in below),
     )
+
+
+def _of_device(wanted: str, folders: Sequence[Path]) -> tuple[Path, ...]:
+    """Those of the folders that hold results of a device so named, in part, or of its UUID."""
+    from tuner.results import Store
+
+    found, wanted = [], wanted.lower()
+    for folder in folders:
+        info = Store(folder, read_only=True).device()
+        names = (folder.name.lower(), info.name.lower() if info else "")
+        if any(wanted in name for name in names) or (info and info.uuid.startswith(wanted)):
+            found.append(folder)
+    return tuple(found)
 
 
 def _is_worse(found: SideBySide, limit: float) -> bool:

@@ -68,7 +68,7 @@ def _features(info: DeviceInfo) -> list[str]:
 
 def families(
     name: Annotated[
-        str | None, typer.Argument(metavar="[FAMILY]", help="One family, in detail.")
+        str | None, typer.Argument(metavar="FAMILY", help="One family, in detail.")
     ] = None,
     *,
     device: options.Device = None,

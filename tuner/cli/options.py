@@ -33,6 +33,8 @@ Set = Annotated[
     ),
 ]
 RESULTS = Path("results")
+PUBLISHED = "published"
+"""In a clone, the folder of committed results in that of the user's own."""
 Out = Annotated[
     Path, typer.Option("--out", metavar="FOLDER", help="Results folder; one folder a device in it.")
 ]

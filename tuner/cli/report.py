@@ -28,7 +28,7 @@ PLOTS_FOLDER = "plots"
 Folder = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[FOLDER]", help="One device's results; default: every device below --out."
+        metavar="FOLDER", help="One device's results; default: every device below --out."
     ),
 ]
 

@@ -66,9 +66,7 @@ class _Bench:
 
 
 def verify(
-    family: Annotated[
-        str | None, typer.Argument(metavar="[FAMILY]", help="A kernel family.")
-    ] = None,
+    family: Annotated[str | None, typer.Argument(metavar="FAMILY", help="A kernel family.")] = None,
     *,
     all_families: Annotated[bool, typer.Option("--all-families", help="Every family.")] = False,
     variants: Annotated[

@@ -29,18 +29,20 @@ class Influence:
 
     `slowdowns` gives for each value, problem by problem, the best time with this value over the
     best time of all (1: the best variant has it). `explained` is the share of the variance of the
-    logarithm of the time that the parameter alone explains (eta squared), averaged over problems.
+    logarithm of the time that the parameter alone explains, adjusted for how many values it has
+    (epsilon squared), averaged over problems; None where no problem has more variants than values.
     """
 
     parameter: str
     slowdowns: Mapping[Value, tuple[float, ...]]
-    explained: float
+    explained: float | None
 
 
 def influences(
     records: Sequence[Record], *, baseline_of: BaselineOf | None = None
 ) -> tuple[Influence, ...]:
-    """Every parameter with at least two values among the correct records, strongest first.
+    """Every parameter with at least two values among the correct records, strongest first, those
+    of which too little is known last.
 
     The baseline is left out: it differs from the rest in everything. A variant says nothing of a
     parameter that it has no use for.
@@ -63,17 +65,24 @@ def influences(
                     by_value[values[name]].append(time)
             for value, times in by_value.items():
                 slowdowns[name][value].append(min(times) / best)
-            shares[name].append(_explained(list(by_value.values())))
+            share = _explained(list(by_value.values()))
+            if share is not None:
+                shares[name].append(share)
     found = [
         Influence(
             parameter=name,
             slowdowns={value: tuple(slowdowns[name][value]) for value in slowdowns[name]},
-            explained=fmean(shares[name]),
+            explained=fmean(shares[name]) if shares[name] else None,
         )
         for name in slowdowns
         if len(slowdowns[name]) > 1
     ]
-    return tuple(sorted(found, key=lambda each: (-each.explained, each.parameter)))
+    return tuple(sorted(found, key=_weight))
+
+
+def _weight(influence: Influence) -> tuple[float, str]:
+    explained = influence.explained
+    return math.inf if explained is None else -explained, influence.parameter
 
 
 def parameter_influence(
@@ -99,7 +108,8 @@ def parameter_influence(
     lines = math.ceil(len(shown) / columns) or 1
     note = (
         f"{family} without its baseline · a dot is a problem, the line their median · percentages: "
-        "share of the variance of log time that the parameter alone explains"
+        "share of the variance of log time that the parameter alone explains, adjusted for the "
+        "number of its values"
     )
     if len(found) > len(shown):
         note += " · least important, not shown: " + ", ".join(
@@ -151,8 +161,10 @@ def _panel(axes: Axes, influence: Influence, values: Sequence[Value], top: float
         rotation_mode="anchor" if turned and len(labels) <= 8 else "default",
     )
     axes.set_xlim(-0.6, len(labels) - 0.4)
+    share = influence.explained
     axes.set_title(
-        f"{influence.parameter}: {100 * influence.explained:.0f} %",
+        f"{influence.parameter}: "
+        + ("too few trials to tell" if share is None else f"{100 * share:.0f} %"),
         size=style.TEXT_SIZE,
         color=style.TEXT,
         loc="left",
@@ -171,12 +183,16 @@ def _ordered(family: str, influence: Influence) -> list[Value]:
     return sorted(found, key=lambda v: declared.index(v) if v in declared else len(declared))
 
 
-def _explained(groups: Sequence[Sequence[float]]) -> float:
-    """Eta squared of log time: variance between the groups' means over the whole variance."""
+def _explained(groups: Sequence[Sequence[float]]) -> float | None:
+    """Epsilon squared of log time: the variance between the groups' means over the whole, without
+    what as many groups explain by chance; None for groups of one."""
     logs = [[math.log(time) for time in group] for group in groups]
     every = [value for group in logs for value in group]
     mean = fmean(every)
     whole = sum((value - mean) ** 2 for value in every)
+    if len(every) <= len(logs):
+        return None
     if whole <= 0:
         return 0.0
-    return sum(len(group) * (fmean(group) - mean) ** 2 for group in logs) / whole
+    within = whole - sum(len(group) * (fmean(group) - mean) ** 2 for group in logs)
+    return max(0.0, 1 - within / (len(every) - len(logs)) * (len(every) - 1) / whole)

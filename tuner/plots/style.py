@@ -45,13 +45,15 @@ class Source:
 
     @property
     def line(self) -> str:
-        """Device, driver, date and number of trials in one line."""
+        """Device, driver, date and number of trials in one line; a variant is one trial, however
+        often it was timed."""
         if not self.records:
             return "no records"
         first = self.records[0]
         dates = sorted({record.time[:10] for record in self.records})
         when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-        trials = f"n = {len(self.records):,} trial{'s' if len(self.records) != 1 else ''}"
+        count = len({record.variant for record in self.records})
+        trials = f"n = {count:,} trial{'s' if count != 1 else ''}"
         if self.left_out:
             trials += f" ({self.left_out} with other drivers left out)"
         return f"{first.device} · {first.driver} · {when} · {trials}"
@@ -144,6 +146,11 @@ def time_text(nanoseconds: float) -> str:
         if nanoseconds < 999.5 * size:
             return f"{_three_digits(nanoseconds / size)} {unit}"
     return f"{_three_digits(nanoseconds / 1e9)} s"
+
+
+def bandwidth_text(gb_s: float) -> str:
+    """GB/s with three digits or more, without the unit."""
+    return f"{gb_s:,.0f}" if gb_s >= 1000 else f"{gb_s:.3g}"
 
 
 def percent_text(percent: float) -> str:

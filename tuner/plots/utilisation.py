@@ -243,9 +243,9 @@ def _percent(record: Record | None) -> float:
 
 
 def _ceiling_label(source: style.Source) -> str:
-    measured = [round(record.read_gb_s) for record in source.records if record.read_gb_s]
+    measured = [record.read_gb_s for record in source.records if record.read_gb_s]
     if not measured:
         return "ceiling"
-    low, high = min(measured), max(measured)
-    text = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    low, high = (style.bandwidth_text(each) for each in (min(measured), max(measured)))
+    text = low if low == high else f"{low} to {high}"
     return f"read bandwidth measured in the same run, {text} GB/s"
