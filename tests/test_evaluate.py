@@ -384,6 +384,8 @@ def test_what_all_copies_read_fills_the_footprint_within_the_memory() -> None:
     assert copies_for(mib, gpu, mib) == 512
     assert copies_for(768 * mib, gpu, 768 * mib) == 1
     assert copies_for(100 * mib, gpu, 64 * mib) == 8
+    roomy = toy_device(memory_heaps=(MemoryHeap(size_bytes=2**37, device_local=True),))
+    assert copies_for(64 * mib, roomy, 4096) == 128
     assert copies_for(mib, cpu, mib // 8) == 64
     assert copies_for(mib, gpu, mib, footprint_bytes=4 * mib) == 4
     heap = MemoryHeap(size_bytes=2**30, device_local=True, budget_bytes=10 * mib)

@@ -21,6 +21,7 @@ from tuner.runner.protocol import Execution, Job, OutputSpec, Runner
 
 GPU_FOOTPRINT_BYTES = 512 * 2**20
 CPU_FOOTPRINT_BYTES = 64 * 2**20
+MOST_BYTES = 8 * 2**30
 BUDGET_SHARE = 0.8
 """Share of the device's memory that the timed copies may take."""
 TIMING_INPUTS = "timing"
@@ -142,8 +143,9 @@ def copies_for(
     """How many copies of operands of `nbytes`, of which a launch reads some, samples rotate over.
 
     As many as make what all of them read up to `footprint_bytes` (default: 512 MiB, several times
-    the last-level cache of any GPU), at least one, and no more than fit in 80 % of the device's
-    memory. On CPU drivers, whose memory is the host's, all copies make up 64 MiB.
+    the last-level cache of any GPU), at least one, but in all no more than 8 GiB and 80 % of the
+    device's memory: a kernel that reads a few KiB of large operands finds them in the cache. On CPU
+    drivers, whose memory is the host's, all copies make up 64 MiB.
     """
     if footprint_bytes is None:
         footprint_bytes = CPU_FOOTPRINT_BYTES if device.is_cpu else GPU_FOOTPRINT_BYTES
@@ -154,7 +156,8 @@ def copies_for(
     ]
     counted = nbytes if device.is_cpu else read_bytes
     wanted = -(-footprint_bytes // max(1, counted))
-    fitting = int(BUDGET_SHARE * max(heaps)) // max(1, nbytes) if heaps else 1
+    room = min(MOST_BYTES, int(BUDGET_SHARE * max(heaps))) if heaps else 0
+    fitting = room // max(1, nbytes)
     return max(1, min(wanted, fitting))
 
 
