@@ -76,10 +76,8 @@ STARTS = tuple(
         (16, "all", "exact", "fit:1"),
         (12, "all", "lagging", "fit:1"),
         (4, "all", "exact", "fit:4"),
-        (4, "all", "exact", "fit:8"),
-        (8, "all", "exact", "fit:4"),
-        (4, "all", "exact", "fit:16"),
         (4, "all", "exact", "device:4"),
+        (4, "all", "exact", "fit:8"),
         (8, "none", "exact", "fit:1"),
     )
 ) + tuple(

@@ -48,9 +48,7 @@ POLICIES = (
     "fit:2",
     "fit:3",
     "fit:4",
-    "fit:6",
     "fit:8",
-    "fit:16",
 )
 
 
