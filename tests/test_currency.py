@@ -119,3 +119,5 @@ def test_records_are_told_apart_in_their_order_with_the_commonest_reason() -> No
     assert sifted.earlier == (foreign, *stale)
     assert sifted.reason == CHANGED
     assert currency().sift([good]).reason == ""
+    illegal = msgspec.structs.replace(good, variant="y", values={**TILED, "split": 99})
+    assert currency().sift([good, illegal]).reason == "no variant of today"

@@ -115,16 +115,13 @@ def test_every_geometry_is_right_with_every_strategy(
 
 @pytest.mark.parametrize("tokens_unrolled", [1, 2])
 def test_one_subgroup_goes_through_all_heads_of_a_thousand_tokens(
-    vulkan_runner: VulkanRunner, tokens_unrolled: int
+    vulkan_runner: VulkanRunner, cases: ResidentCases, tokens_unrolled: int
 ) -> None:
     """Two sums a head and token: on a driver that ends a kernel's loops together at 65,535 rounds
     this is right only if it unrolls those across lanes."""
-    values = variant(
-        "int_dot staging=shared lanes_per_token=8 tile_tokens=32 query_terms=2 "
-        f"tokens_unrolled={tokens_unrolled}",
-        vulkan_runner.info.subgroup_size,
-    )
-    assert judged(vulkan_runner, problem(64, 16, 8, 2), values).failure is None
+    text = "int_dot staging=shared lanes_per_token=8 tile_tokens=32 query_terms=2"
+    values = variant(FAMILY, f"{text} tokens_unrolled={tokens_unrolled}", vulkan_runner.info)
+    assert_right(vulkan_runner, FAMILY, problem(64, 16, 8, 2), values, cases)
 
 
 def test_the_table_covers_what_must_work() -> None:

@@ -64,11 +64,11 @@ class Currency:
         """The records, told apart; each part in their order."""
         listed = tuple(records)
         earlier = tuple(record for record in listed if self.objection(record) is not None)
-        reasons = Counter(self.objection(record) for record in earlier)
+        reasons = Counter(_briefly(self.objection(record)) for record in earlier)
         return Sifted(
             current=tuple(record for record in listed if self.objection(record) is None),
             earlier=earlier,
-            reason=(reasons.most_common(1)[0][0] or "") if reasons else "",
+            reason=reasons.most_common(1)[0][0] if reasons else "",
         )
 
     def _found(self, record: Record) -> str | None:
@@ -104,3 +104,8 @@ class Currency:
             passes = ()  # As `Evaluator.draft` names a variant that cannot be rendered.
         card = msgspec.structs.replace(self._info, uuid=record.device_uuid)
         return variant_key(family, Candidate(values, problem, card), passes, self._compiler)
+
+
+def _briefly(objection: str | None) -> str:
+    """An objection without its particulars, which follow a colon."""
+    return (objection or "").partition(": ")[0]
