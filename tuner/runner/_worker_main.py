@@ -127,6 +127,9 @@ def _serve(channel: Channel, runner: Runner, jobs: Jobs) -> None:
     with channel, contextlib.suppress(ClosedError):
         while True:
             request, descriptor = channel.receive(Request)
+            if isinstance(request, Release):
+                _release(runner, jobs, request)
+                continue
             made: int | None = None
             try:
                 result, made = _answer(runner, jobs, request, descriptor)
@@ -153,10 +156,6 @@ def _answer(
         case Prepare():
             prepared = runner.prepare(request.job)
             return Numbered(number=jobs.enter(request.job), prepared=prepared), None
-        case Release():
-            job = jobs.leave(request.job, request.times)
-            for _ in range(request.times):
-                runner.release(job)
         case Execute():
             execution = runner.execute(jobs.find(request.job), request.workload)
             outputs, made = pack("outputs", execution.outputs)
@@ -171,6 +170,14 @@ def _answer(
         case _:
             return _told(runner, request), None
     return None, None
+
+
+def _release(runner: Runner, jobs: Jobs, request: Release) -> None:
+    """Nobody waits for this, so a device that is lost over it is found lost by the next request."""
+    job = jobs.leave(request.job, request.times)
+    with contextlib.suppress(TunerError):
+        for _ in range(request.times):
+            runner.release(job)
 
 
 def _told(runner: Runner, request: Any) -> object:

@@ -63,7 +63,7 @@ class Prepare(Message, frozen=True, kw_only=True):
 
 
 class Release(Message, frozen=True, kw_only=True):
-    """`Runner.release` of the job with that number, so many times."""
+    """`Runner.release` of the job with that number, so many times; not answered."""
 
     job: int
     times: int

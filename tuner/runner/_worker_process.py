@@ -169,6 +169,19 @@ class Worker:
             with self._lock:
                 self._calls.discard(call)
 
+    def tell(self, request: Any, *, seconds: float) -> None:
+        """Send what is not answered; it is done before whatever this thread asks next. Nothing if
+        the worker is gone or does not read."""
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(ClosedError, TimeoutError):
+            channel = self._idle_channel(deadline)
+            try:
+                channel.send(request, deadline=deadline)
+            except BaseException:
+                channel.close()
+                raise
+            self._put_back(channel)
+
     def close(self, seconds: float) -> None:
         """Let the worker tear its runner down; kill it if that takes longer. Idempotent.
 
@@ -213,23 +226,28 @@ class Worker:
         self, request: Any, descriptor: int | None, deadline: float
     ) -> tuple[Reply, int | None]:
         """Request and reply on a channel that no other call uses. Raises as `Channel` does."""
-        with self._lock:
-            channel = self._free.pop() if self._free else None
-        channel = channel or self._new_channel(deadline)
+        channel = self._idle_channel(deadline)
         try:
             channel.send(request, descriptor=descriptor, deadline=deadline)
             reply, came = channel.receive(Reply, deadline=deadline)
         except BaseException:
             channel.close()
             raise
+        self._put_back(channel)
+        return reply, came
+
+    def _put_back(self, channel: Channel) -> None:
         with self._lock:
             if self._death is None:
                 self._free.append(channel)
             else:
                 channel.close()
-        return reply, came
 
-    def _new_channel(self, deadline: float) -> Channel:
+    def _idle_channel(self, deadline: float) -> Channel:
+        """The one last used of those that wait for a request; a new one if none does."""
+        with self._lock:
+            if self._free:
+                return self._free.pop()
         ours, theirs = socket.socketpair()
         try:
             with theirs, self._control_lock:

@@ -174,7 +174,8 @@ class WorkerRunner:
         if known is not None:
             with self._gate.entered():
                 # Not to a successor: what that has prepared meanwhile is somebody else's.
-                self._told(worker, Release(job=known.number, times=known.times), None)
+                release = Release(job=known.number, times=known.times)
+                worker.tell(release, seconds=self._deadlines.spare_s)
 
     def execute(self, job: Job, workload: str) -> Execution:
         """See `Runner.execute`.
