@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tuner.kernels import attention_strategies as strategies
+from tuner.kernels import subgroups
 from tuner.kernels.base import Parameter, Values
 
 POLICIES = (
@@ -12,10 +13,6 @@ POLICIES = (
     *(f"device:{workgroups}" for workgroups in (1, 2, 4, 8)),
 )
 """Rows make workgroups, too, so that fewer ways to cut the keys do than in decode."""
-
-
-def _cooperates(values: Values) -> bool:
-    return values["strategy"] != "baseline"
 
 
 def _by_lanes(values: Values) -> bool:
@@ -34,20 +31,13 @@ PARAMETERS = (
         "straight to registers. tiles: KV tiles in shared memory, for many rows. matrix: the same "
         "with cooperative matrices",
     ),
-    Parameter(
-        name="subgroup_size",
-        values=(8, 16, 32, 64),
-        help="lanes of a subgroup that the kernel is built for",
-        used=_cooperates,
-    ),
-    Parameter(
-        name="subgroups", values=(1, 2, 4, 8), help="subgroups per workgroup", used=_cooperates
-    ),
+    subgroups.SIZE,
+    subgroups.per_workgroup(1, 2, 4, 8),
     Parameter(
         name="tile_rows",
         values=(1, 2, 4, 8, 16, 32, 64, 128),
         help="rows (query tokens times query heads of a KV head) of one workgroup",
-        used=_cooperates,
+        used=subgroups.tuned,
     ),
     Parameter(
         name="lanes_per_token",
@@ -103,13 +93,13 @@ PARAMETERS = (
         values=POLICIES,
         help="how the keys are cut: none, count:N parts, parts of tokens:N, or device:N "
         "workgroups per compute unit",
-        used=_cooperates,
+        used=subgroups.tuned,
     ),
     Parameter(
         name="combine_slices",
         values=(1, 2, 4),
         help="parts into which the combine pass deals out the splits of a row",
-        used=lambda values: _cooperates(values) and values["split"] != "none",
+        used=lambda values: subgroups.tuned(values) and values["split"] != "none",
     ),
 )
 

@@ -28,6 +28,7 @@ from tuner.kernels.cache_write_operands import (
     scalars_of,
     validation_cases,
 )
+from tuner.kernels.subgroups import required_size, tuned
 from tuner.oracle.cache_write import (
     f32_write_reference,
     q8_write_reference,
@@ -44,7 +45,7 @@ SIDES = Parameter(
     help="whether the same threads write a token's key and value, or different ones",
     used=lambda values: values["strategy"] in ("direct", "teams"),
 )
-WIDTH = Parameter(name="width", values=(1, 4), help="numbers of one load", used=teams.by_teams)
+WIDTH = Parameter(name="width", values=(1, 4), help="numbers of one load", used=tuned)
 PUSH_FIELDS = tuple(
     PushField(name=name, type="uint") for name in ("tokens", "key_stride", "value_stride")
 )
@@ -60,13 +61,13 @@ F32_PARAMETERS = (
         name="threads",
         values=(64, 128, 256, 512),
         help="threads of a workgroup",
-        used=teams.by_teams,
+        used=tuned,
     ),
     Parameter(
         name="tile_tokens",
         values=(1, 4, 8, 16, 32, 64),
         help="tokens that neighbouring threads go through before the next dimension",
-        used=teams.by_teams,
+        used=tuned,
     ),
     Parameter(
         name="unroll",
@@ -91,7 +92,7 @@ Q8_PARAMETERS = (
         values=("heads", "tokens"),
         help="whether neighbouring teams take the heads of a token (loads follow each other) or "
         "the tokens of a head (stores do)",
-        used=teams.by_teams,
+        used=tuned,
     ),
     SIDES,
 )
@@ -114,7 +115,7 @@ def _check_pack(c: Candidate) -> str | None:
 
 
 def _check_threads(c: Candidate) -> str | None:
-    threads = c["threads"] if teams.by_teams(c.values) else teams.BASELINE_THREADS
+    threads = c["threads"] if tuned(c.values) else teams.BASELINE_THREADS
     limit = min(c.device.max_workgroup_invocations, c.device.max_workgroup_size[0])
     return f"{threads} threads a workgroup, the device allows {limit}" if threads > limit else None
 
@@ -146,7 +147,7 @@ def _check_whole_words(c: Candidate) -> str | None:
 
 
 def _check_lane_words(c: Candidate) -> str | None:
-    if not teams.by_teams(c.values):
+    if not tuned(c.values):
         return None
     words = c.problem.head_size // 4
     if c["lanes"] > words:
@@ -248,7 +249,7 @@ def _f32_passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass,
 def _q8_passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...]:
     baseline = c["strategy"] == "baseline"
     more = {"threads": teams.BASELINE_THREADS} if baseline else teams.constants(c)
-    return _write(c, scalars, _q8_workgroups(c), more, teams.required_size(c))
+    return _write(c, scalars, _q8_workgroups(c), more, required_size(c))
 
 
 def _f32_dispatch(c: Candidate) -> DispatchRule:

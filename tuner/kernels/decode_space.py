@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from tuner.kernels import lane_decode as lanes
-from tuner.kernels import limits
+from tuner.kernels import limits, subgroups
 from tuner.kernels import matrix_decode as matrix
-from tuner.kernels.base import Candidate, Constraint, Parameter, Values
+from tuner.kernels.base import Candidate, Constraint, Parameter
 from tuner.kernels.decode_launches import split_of, workgroup_counts, workgroups_sharing
 from tuner.kernels.matrix_units import by_matrix
 from tuner.kernels.splits import POLICIES
 
 MAX_SPLITS = 1024
 BASELINE_MAX_HEAD_SIZE = 256
-
-
-def _split_t(values: Values) -> bool:
-    return values["strategy"] != "baseline"
 
 
 LAYOUTS = {
@@ -37,20 +33,13 @@ PARAMETERS = (
         "context and read KV once per KV head; they compute in f32, in packed f16, with the "
         "integer dot product for QK, or with cooperative matrices",
     ),
-    Parameter(
-        name="subgroup_size",
-        values=(8, 16, 32, 64),
-        help="lanes of a subgroup that the kernel is built for",
-        used=_split_t,
-    ),
-    Parameter(
-        name="subgroups", values=(1, 2, 4, 8, 12, 16), help="subgroups per workgroup", used=_split_t
-    ),
+    subgroups.SIZE,
+    subgroups.per_workgroup(1, 2, 4, 8, 12, 16),
     Parameter(
         name="staging",
         values=("registers", "shared"),
         help="where codes wait: straight to registers, or tiles of tokens in shared memory",
-        used=_split_t,
+        used=subgroups.tuned,
     ),
     Parameter(
         name="matrix_shape",
@@ -131,7 +120,7 @@ PARAMETERS = (
         help="how the work is cut: none (a workgroup for each sequence and KV head), count:N times "
         "as many, parts of tokens:N, device:N workgroups per compute unit, or fit:N at most so "
         "many that shares are whole",
-        used=_split_t,
+        used=subgroups.tuned,
     ),
     Parameter(
         name="combine_slices",
@@ -160,24 +149,6 @@ def _check_head_size(c: Candidate) -> str | None:
             f"the problem has {c.problem.head_size}"
         )
     return None
-
-
-def _check_subgroups(c: Candidate) -> str | None:
-    if c["strategy"] == "baseline":
-        return None
-    return limits.operations_reason(c.device, ("basic", "shuffle"))
-
-
-def _check_subgroup_size(c: Candidate) -> str | None:
-    if c["strategy"] == "baseline":
-        return None
-    return limits.subgroup_size_reason(c.device, c["subgroup_size"])
-
-
-def _check_workgroup(c: Candidate) -> str | None:
-    if c["strategy"] == "baseline":
-        return None
-    return limits.threads_reason(c.device, c["subgroups"] * c["subgroup_size"])
 
 
 def _check_split(c: Candidate) -> str | None:
@@ -230,9 +201,9 @@ CONSTRAINTS = (
     Constraint(needs=("layout", "strategy", "staging"), check=_check_staged),
     Constraint(needs=(), check=_check_switches),
     Constraint(needs=("strategy",), check=_check_head_size),
-    Constraint(needs=("strategy",), check=_check_subgroups),
-    Constraint(needs=("strategy", "subgroup_size"), check=_check_subgroup_size),
-    Constraint(needs=("strategy", "subgroup_size", "subgroups"), check=_check_workgroup),
+    subgroups.operations("basic", "shuffle"),
+    subgroups.SIZE_RULE,
+    subgroups.WORKGROUP_RULE,
     *lanes.CONSTRAINTS,
     *matrix.CONSTRAINTS,
     Constraint(

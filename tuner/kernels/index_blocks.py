@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tuner.kernels import indexer, limits, vector_norm
+from tuner.kernels import indexer, limits, subgroups, vector_norm
 from tuner.kernels.base import (
     Candidate,
     Constraint,
@@ -34,7 +34,7 @@ PARAMETERS = (
         values=("hardware", "integer"),
         help="how float16 becomes float32: by the unpack instruction, which a device may let flush "
         "subnormals, or by integers",
-        used=indexer.by_subgroups,
+        used=subgroups.tuned,
     ),
 )
 

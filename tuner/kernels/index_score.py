@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tuner.kernels import indexer, score_strategies
+from tuner.kernels import indexer, score_strategies, subgroups
 from tuner.kernels.base import (
     ArithmeticClass,
     Candidate,
@@ -39,7 +39,7 @@ def score_pass(c: Candidate, scalars: Mapping[str, int | float]) -> Pass:
         constants=constants | {"score_scale": float(c.problem.index_dim**-0.5)},
         push=indexer.push(scalars),
         groups=score_strategies.groups(c),
-        subgroup_size=indexer.required_subgroup_size(c),
+        subgroup_size=subgroups.required_size(c),
     )
 
 

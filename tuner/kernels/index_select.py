@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tuner.kernels import indexer, limits
+from tuner.kernels import indexer, limits, subgroups
 from tuner.kernels.base import (
     Candidate,
     Constraint,
@@ -52,37 +52,37 @@ PARAMETERS = (
         "workgroup: the same by subgroups and their ballots; parts: several workgroups a row, in "
         "three passes, of which the first two leave a few candidates to one workgroup",
     ),
-    indexer.SUBGROUP_SIZE,
+    subgroups.SIZE,
     Parameter(
         name="subgroups",
         values=(4, 8, 16, 32),
         help="subgroups per workgroup, each with a run of blocks",
-        used=indexer.by_subgroups,
+        used=subgroups.tuned,
     ),
     Parameter(
         name="digit_bits",
         values=(4, 8, 11),
         help="bits of a score that one pass over the keys tells apart",
-        used=indexer.by_subgroups,
+        used=subgroups.tuned,
     ),
     Parameter(
         name="aggregate",
         values=(0, 1, 2),
         help="digits that lanes have in common which are counted by one atomic of the subgroup",
-        used=indexer.by_subgroups,
+        used=subgroups.tuned,
     ),
     Parameter(
         name="items",
         values=(1, 2, 4, 8),
         help="keys a lane reads before it uses any",
-        used=indexer.by_subgroups,
+        used=subgroups.tuned,
     ),
     Parameter(
         name="held",
         values=(0, 8, 16),
         help="keys (parts: candidates, too) a lane reads once and holds in registers; those beyond "
         "are read for each digit",
-        used=indexer.by_subgroups,
+        used=subgroups.tuned,
     ),
     Parameter(
         name="parts",
@@ -133,8 +133,8 @@ def _check_rows(c: Candidate) -> str | None:
 
 
 CONSTRAINTS = (
-    indexer.subgroup_operations("basic", "arithmetic", "ballot", "shuffle"),
-    indexer.SUBGROUP_SIZE_RULE,
+    subgroups.operations("basic", "arithmetic", "ballot", "shuffle"),
+    subgroups.SIZE_RULE,
     Constraint(needs=("strategy", "subgroup_size", "subgroups"), check=_check_threads),
     Constraint(
         needs=("strategy", "subgroup_size", "subgroups", "digit_bits", "parts"),
@@ -167,7 +167,7 @@ def select_passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pas
             constants=constants | more,
             push=indexer.push(scalars),
             groups=groups,
-            subgroup_size=indexer.required_subgroup_size(c),
+            subgroup_size=subgroups.required_size(c),
         )
 
     if in_workgroup(c.values):

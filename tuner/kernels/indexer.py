@@ -19,8 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tuner.kernels import limits
-from tuner.kernels.base import Binding, Candidate, Constraint, Parameter, PushField, Values
+from tuner.kernels.base import Binding, PushField
 from tuner.problems import IndexerStepProblem
 
 BINDINGS: Mapping[str, Binding] = {
@@ -101,44 +100,3 @@ def constants(problem: IndexerStepProblem) -> dict[str, object]:
         "eps": problem.eps,
         "one_plus": problem.one_plus,
     }
-
-
-def by_subgroups(values: Values) -> bool:
-    """Whether a variant is built for a subgroup size: all but the baselines."""
-    return values["strategy"] != "baseline"
-
-
-SUBGROUP_SIZE = Parameter(
-    name="subgroup_size",
-    values=(8, 16, 32, 64),
-    help="lanes of a subgroup that the kernel is built for",
-    used=by_subgroups,
-)
-
-
-def required_subgroup_size(c: Candidate) -> int | None:
-    """The size that a pass must ask the device for; None for the baselines."""
-    if not by_subgroups(c.values) or not c.device.subgroup_size_control:
-        return None
-    return int(c["subgroup_size"])
-
-
-def subgroup_operations(*operations: str) -> Constraint:
-    """A rule: the tuned strategies need these kinds of subgroup operations."""
-
-    def check(c: Candidate) -> str | None:
-        missing = sorted(set(operations) - set(c.device.subgroup_operations))
-        if missing and by_subgroups(c.values):
-            return f"the device has no subgroup operations of kind {', '.join(missing)}"
-        return None
-
-    return Constraint(needs=("strategy",), check=check)
-
-
-def _check_subgroup_size(c: Candidate) -> str | None:
-    if not by_subgroups(c.values):
-        return None
-    return limits.subgroup_size_reason(c.device, c["subgroup_size"])
-
-
-SUBGROUP_SIZE_RULE = Constraint(needs=("strategy", "subgroup_size"), check=_check_subgroup_size)

@@ -24,6 +24,7 @@ from tuner.kernels.base import (
     PushField,
     ValidationCase,
 )
+from tuner.kernels.subgroups import required_size, tuned
 from tuner.oracle.kv_append import kv_append_reference, sampled_kv_append_reference
 from tuner.problems import KvAppendProblem
 from tuner.quant import GROUP_CODES, planar_layout
@@ -43,7 +44,7 @@ PARAMETERS = (
         name="halves",
         values=(1, 2),
         help="whether a team takes the two groups of a scale word in turn, or half of it each",
-        used=teams.by_teams,
+        used=tuned,
     ),
 )
 
@@ -61,7 +62,7 @@ def _check_group_lanes(c: Candidate) -> str | None:
 def _workgroups(c: Candidate) -> int:
     problem: KvAppendProblem = c.problem
     first, end = problem.context * problem.groups, (problem.context + problem.rows) * problem.groups
-    if not teams.by_teams(c.values):
+    if not tuned(c.values):
         return 2 * -(-(end - first // 2 * 2) // BASELINE_TEAMS)
     pairs = (end + 1) // 2 - first // 2
     return -(-2 * pairs // teams.teams(c))
@@ -95,7 +96,7 @@ PUSH_FIELDS = (
 
 
 def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...]:
-    baseline = not teams.by_teams(c.values)
+    baseline = not tuned(c.values)
     more = {"threads": teams.BASELINE_THREADS} if baseline else teams.constants(c)
     return (
         Pass(
@@ -103,7 +104,7 @@ def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...
             constants={"groups": c.problem.groups, **more},
             push={f.name: scalars[f.name] for f in PUSH_FIELDS if f.name in scalars},
             groups=teams.linear_grid(_workgroups(c), c.device),
-            subgroup_size=teams.required_size(c),
+            subgroup_size=required_size(c),
         ),
     )
 
@@ -111,7 +112,7 @@ def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...
 def _dispatch(c: Candidate) -> DispatchRule:
     groups = "kv_heads * head_size / 32"
     first, end = f"first_row * {groups}", f"(first_row + rows) * {groups}"
-    if teams.by_teams(c.values):
+    if tuned(c.values):
         return teams.dispatch(teams.teams(c), f"2 * (ceil({end} / 2) - floor({first} / 2))")
     return teams.dispatch(
         BASELINE_TEAMS, f"2 * roundup({end} - 2 * floor({first} / 2), per_workgroup)"

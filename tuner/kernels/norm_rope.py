@@ -26,6 +26,7 @@ from tuner.kernels.base import (
     ValidationCase,
 )
 from tuner.kernels.indexer_operands import rope_table
+from tuner.kernels.subgroups import required_size, tuned
 from tuner.oracle.norm_rope import norm_rope_reference, sampled_norm_rope_reference
 from tuner.problems import NormRopeProblem
 from tuner.records import BufferRole
@@ -49,12 +50,10 @@ PARAMETERS = (
         name="launches",
         values=("apart", "joint"),
         help="queries and keys in two dispatches side by side, or in one",
-        used=teams.by_teams,
+        used=tuned,
     ),
     *teams.PARAMETERS,
-    Parameter(
-        name="width", values=(1, 4), help="numbers of one load or store", used=teams.by_teams
-    ),
+    Parameter(name="width", values=(1, 4), help="numbers of one load or store", used=tuned),
 )
 
 
@@ -77,7 +76,7 @@ def _check_idle_lanes(c: Candidate) -> str | None:
 
 def _check_registers(c: Candidate) -> str | None:
     held = c.problem.head_size // c["lanes"]
-    if teams.by_teams(c.values) and held > MAX_LANE_VALUES:
+    if tuned(c.values) and held > MAX_LANE_VALUES:
         return f"a lane would hold {held} numbers, the limit is {MAX_LANE_VALUES}: use more lanes"
     return None
 
@@ -85,7 +84,7 @@ def _check_registers(c: Candidate) -> str | None:
 def _check_shared_memory(c: Candidate) -> str | None:
     needed = 4 * (BASELINE_TEAMS * c.problem.head_size + teams.BASELINE_THREADS)
     limit = c.device.max_shared_memory_bytes
-    if not teams.by_teams(c.values) and needed > limit:
+    if not tuned(c.values) and needed > limit:
         return f"needs {needed} bytes of shared memory, the device has {limit}"
     return None
 
@@ -126,7 +125,7 @@ PUSH_FIELDS = (PushField(name="rows", type="uint"), PushField(name="epsilon", ty
 def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...]:
     problem: NormRopeProblem = c.problem
     push = {field.name: scalars[field.name] for field in PUSH_FIELDS if field.name in scalars}
-    baseline = not teams.by_teams(c.values)
+    baseline = not tuned(c.values)
     per_group = BASELINE_TEAMS if baseline else teams.teams(c)
     apart = ("query", 0, problem.query_heads), ("key", problem.query_heads, problem.kv_heads)
     shape = {
@@ -143,7 +142,7 @@ def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...
             constants={**shape, "first_head": first, "heads": heads},
             push=push,
             groups=teams.linear_grid(-(-problem.rows * heads // per_group), c.device),
-            subgroup_size=teams.required_size(c),
+            subgroup_size=required_size(c),
             beside=name == "key" and not baseline,
         )
         for name, first, heads in (
@@ -155,7 +154,7 @@ def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...
 def _dispatch(c: Candidate) -> DispatchRule:
     apart = "query_heads (in the first pass; kv_heads in the second)"
     heads = apart if c["launches"] == "apart" else "(query_heads + kv_heads)"
-    per_workgroup = teams.teams(c) if teams.by_teams(c.values) else BASELINE_TEAMS
+    per_workgroup = teams.teams(c) if tuned(c.values) else BASELINE_TEAMS
     return teams.dispatch(per_workgroup, f"rows * {heads}")
 
 

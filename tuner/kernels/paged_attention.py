@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tuner.kernels import attention_strategies as strategies
-from tuner.kernels import limits
+from tuner.kernels import subgroups
 from tuner.kernels.attention_operands import make_operands, scalars, validation_cases
 from tuner.kernels.attention_parameters import PARAMETERS, STARTS
 from tuner.kernels.base import (
@@ -48,24 +48,6 @@ def _check_head_size(c: Candidate) -> str | None:
     if c.problem.head_size % whole:
         return f"head size {c.problem.head_size} is no multiple of {whole}: 16 bytes at a time"
     return None
-
-
-def _check_subgroups(c: Candidate) -> str | None:
-    if c["strategy"] == "baseline":
-        return None
-    return limits.operations_reason(c.device, ("basic", "shuffle"))
-
-
-def _check_subgroup_size(c: Candidate) -> str | None:
-    if c["strategy"] == "baseline":
-        return None
-    return limits.subgroup_size_reason(c.device, c["subgroup_size"])
-
-
-def _check_workgroup(c: Candidate) -> str | None:
-    if c["strategy"] == "baseline":
-        return None
-    return limits.threads_reason(c.device, c["subgroups"] * c["subgroup_size"])
 
 
 def _workgroups(c: Candidate) -> int:
@@ -126,9 +108,9 @@ def _check_combine(c: Candidate) -> str | None:
 
 CONSTRAINTS = (
     Constraint(needs=(), check=_check_head_size),
-    Constraint(needs=("strategy",), check=_check_subgroups),
-    Constraint(needs=("strategy", "subgroup_size"), check=_check_subgroup_size),
-    Constraint(needs=("strategy", "subgroup_size", "subgroups"), check=_check_workgroup),
+    subgroups.operations("basic", "shuffle"),
+    subgroups.SIZE_RULE,
+    subgroups.WORKGROUP_RULE,
     Constraint(needs=(), check=_check_batch),
     Constraint(needs=("strategy",), check=_check_baseline),
     *strategies.CONSTRAINTS,
@@ -203,7 +185,7 @@ def _passes(c: Candidate, given: Mapping[str, int | float]) -> tuple[Pass, ...]:
         constants=shape | strategies.constants(c),
         push=push,
         groups=(_workgroups(c), problem.kv_heads, problem.batch),
-        subgroup_size=c["subgroup_size"] if c.device.subgroup_size_control else None,
+        subgroup_size=subgroups.required_size(c),
     )
     if not plan.combined:
         return (attend,)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.kernels import indexer, limits
+from tuner.kernels import limits, subgroups
 from tuner.kernels.base import Candidate, Constraint, Parameter, Values
 from tuner.problems import IndexerStepProblem
 
@@ -39,30 +39,30 @@ PARAMETERS = (
         help="baseline: a thread walks a block's key, row after row; scalar_f32 and packed_f16: "
         "lanes share a key's 16-byte pieces; matrix: cooperative matrices of keys and queries",
     ),
-    indexer.SUBGROUP_SIZE,
+    subgroups.SIZE,
     Parameter(
         name="subgroups",
         values=(1, 2, 4, 8),
         help="subgroups per workgroup",
-        used=indexer.by_subgroups,
+        used=subgroups.tuned,
     ),
     Parameter(
         name="row_tile",
         values=(1, 2, 4),
         help="rows that share the reading of keys",
-        used=indexer.by_subgroups,
+        used=subgroups.tuned,
     ),
     Parameter(
         name="unroll",
         values=(1, 2, 4, 8),
         help="keys (matrix: matrices of keys) that are loaded before any is used",
-        used=indexer.by_subgroups,
+        used=subgroups.tuned,
     ),
     Parameter(
         name="tiles",
         values=(1, 4, 16),
         help="tiles of blocks that a workgroup takes one after the other",
-        used=indexer.by_subgroups,
+        used=subgroups.tuned,
     ),
     Parameter(
         name="lanes", values=(1, 2, 4, 8, 16, 32), help="lanes that share a key", used=by_lanes
@@ -257,8 +257,8 @@ _TILE = ("strategy", "subgroup_size", "subgroups", "row_tile", "unroll", "tiles"
 CONSTRAINTS = (
     Constraint(needs=(), check=_check_buffer),
     Constraint(needs=("strategy",), check=_check_features),
-    indexer.subgroup_operations("basic", "shuffle"),
-    indexer.SUBGROUP_SIZE_RULE,
+    subgroups.operations("basic", "shuffle"),
+    subgroups.SIZE_RULE,
     Constraint(needs=("strategy", "subgroup_size", "subgroups"), check=_check_threads),
     Constraint(needs=("row_tile",), check=_check_rows),
     Constraint(needs=("strategy", "subgroup_size", "lanes"), check=_check_lanes),

@@ -9,32 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tuner.device_info import DeviceInfo
-from tuner.kernels import limits
-from tuner.kernels.base import Candidate, Constraint, DispatchRule, Parameter, Values
+from tuner.kernels import limits, subgroups
+from tuner.kernels.base import Candidate, Constraint, DispatchRule, Parameter
+from tuner.kernels.subgroups import tuned
 
 BASELINE_THREADS = 128
 
 
-def by_teams(values: Values) -> bool:
-    """Whether the strategy is another than the baseline."""
-    return values["strategy"] != "baseline"
-
-
 PARAMETERS = (
-    Parameter(
-        name="subgroup_size",
-        values=(8, 16, 32, 64),
-        help="lanes of a subgroup that the kernel is built for",
-        used=by_teams,
-    ),
-    Parameter(
-        name="subgroups", values=(1, 2, 4, 8, 16), help="subgroups per workgroup", used=by_teams
-    ),
+    subgroups.SIZE,
+    subgroups.per_workgroup(1, 2, 4, 8, 16),
     Parameter(
         name="lanes",
         values=(1, 2, 4, 8, 16, 32, 64),
         help="lanes of a team, which share one vector",
-        used=by_teams,
+        used=tuned,
     ),
 )
 
@@ -47,12 +36,6 @@ def teams(c: Candidate) -> int:
 def constants(c: Candidate) -> Mapping[str, object]:
     """What `_team.glsl.jinja` needs beside the parameters."""
     return {"teams": teams(c)}
-
-
-def required_size(c: Candidate) -> int | None:
-    """The subgroup size that a pipeline must ask for."""
-    asks = by_teams(c.values) and c.device.subgroup_size_control
-    return int(c["subgroup_size"]) if asks else None
 
 
 def linear_grid(workgroups: int, device: DeviceInfo) -> tuple[int, int, int]:
@@ -81,36 +64,20 @@ def dispatch(per_workgroup: int, count: str) -> DispatchRule:
     )
 
 
-def _check_operations(c: Candidate) -> str | None:
-    if not by_teams(c.values):
-        return None
-    return limits.operations_reason(c.device, ("basic", "shuffle"))
-
-
-def _check_size(c: Candidate) -> str | None:
-    if not by_teams(c.values):
-        return None
-    return limits.subgroup_size_reason(c.device, c["subgroup_size"])
-
-
 def _check_workgroup(c: Candidate) -> str | None:
-    threads = c["subgroups"] * c["subgroup_size"] if by_teams(c.values) else BASELINE_THREADS
+    threads = c["subgroups"] * c["subgroup_size"] if tuned(c.values) else BASELINE_THREADS
     return limits.threads_reason(c.device, threads)
 
 
 def _check_lanes(c: Candidate) -> str | None:
-    if by_teams(c.values) and c["lanes"] > c["subgroup_size"]:
+    if tuned(c.values) and c["lanes"] > c["subgroup_size"]:
         return f"a team of {c['lanes']} lanes is more than the subgroup's {c['subgroup_size']}"
     return None
 
 
-SUBGROUP_CONSTRAINTS = (
-    Constraint(needs=("strategy",), check=_check_operations),
-    Constraint(needs=("strategy", "subgroup_size"), check=_check_size),
-    Constraint(needs=("strategy", "subgroup_size", "subgroups"), check=_check_workgroup),
-)
-"""For kernels that have subgroups, but no teams in this sense."""
 CONSTRAINTS = (
-    *SUBGROUP_CONSTRAINTS,
+    subgroups.operations("basic", "shuffle"),
+    subgroups.SIZE_RULE,
+    Constraint(needs=("strategy", "subgroup_size", "subgroups"), check=_check_workgroup),
     Constraint(needs=("strategy", "subgroup_size", "lanes"), check=_check_lanes),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tuner.kernels import indexer, limits
+from tuner.kernels import indexer, limits, subgroups
 from tuner.kernels.base import Candidate, Constraint, DispatchRule, Parameter, Pass
 
 MAX_LANE_QUADS = 16
@@ -20,15 +20,15 @@ SUBGROUPS = Parameter(
     name="subgroups",
     values=(1, 2, 4, 8),
     help="subgroups per workgroup",
-    used=indexer.by_subgroups,
+    used=subgroups.tuned,
 )
 LANES = Parameter(
     name="lanes",
     values=(1, 2, 4, 8, 16, 32, 64),
     help="lanes that share a vector",
-    used=indexer.by_subgroups,
+    used=subgroups.tuned,
 )
-PARAMETERS = (STRATEGY, indexer.SUBGROUP_SIZE, SUBGROUPS, LANES)
+PARAMETERS = (STRATEGY, subgroups.SIZE, SUBGROUPS, LANES)
 
 
 def vectors(c: Candidate) -> int:
@@ -64,8 +64,8 @@ def _check_lanes(c: Candidate) -> str | None:
 
 
 CONSTRAINTS = (
-    indexer.subgroup_operations("basic", "shuffle"),
-    indexer.SUBGROUP_SIZE_RULE,
+    subgroups.operations("basic", "shuffle"),
+    subgroups.SIZE_RULE,
     Constraint(needs=("strategy",), check=_check_rotary),
     Constraint(needs=("strategy", "subgroup_size", "subgroups"), check=_check_threads),
     Constraint(needs=("strategy", "subgroup_size", "lanes"), check=_check_lanes),
@@ -84,7 +84,7 @@ def vector_pass(c: Candidate, name: str, count: int, scalars: Mapping[str, int |
         constants=indexer.constants(c.problem),
         push=indexer.push(scalars),
         groups=(groups_rule(count, c), 1, 1),
-        subgroup_size=indexer.required_subgroup_size(c),
+        subgroup_size=subgroups.required_size(c),
     )
 
 
