@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tuner.device_info import MatrixLayout
+from tuner.kernels.attention_chunks import CHUNK_BYTES, chunks
 from tuner.kernels.base import Candidate, Constraint, Values
 from tuner.kernels.matrix_decode import SHAPES
 from tuner.kernels.matrix_units import layout_of, sharing_masks
@@ -12,7 +13,6 @@ MAX_LANE_WORDS = 224
 MAX_LANE_ROWS = 16
 MAX_UNROLLED = 512
 """Vectors of four dimensions times rows in one unrolled step: beyond it compile times grow."""
-CHUNK_BYTES = 16
 
 __all__ = ["CONSTRAINTS", "GRANULE_NEEDS", "SHAPES", "constants", "granule", "row_tiles"]
 
@@ -20,11 +20,6 @@ __all__ = ["CONSTRAINTS", "GRANULE_NEEDS", "SHAPES", "constants", "granule", "ro
 def by_matrix(values: Values) -> bool:
     """Whether the strategy multiplies on matrix units."""
     return values["strategy"] == "matrix"
-
-
-def chunks(c: Candidate) -> int:
-    """Chunks of 16 bytes of one vector."""
-    return int(c.problem.head_size * c.problem.element_bytes // CHUNK_BYTES)
 
 
 def vectors(c: Candidate) -> int:

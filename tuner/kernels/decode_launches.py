@@ -15,6 +15,7 @@ from tuner.kernels.splits import (
     split_plan,
     workgroups_dealt,
 )
+from tuner.kernels.subgroups import required_size
 from tuner.problems import PagedDecodeProblem
 
 BASELINE_THREADS = 128
@@ -91,14 +92,13 @@ def passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...]
         constants["attend"] = matrix.constants(c)
     elif lanes.by_lanes(c.values):
         constants["attend"] = {**lanes.constants(c), "splits": plan.combined}
-    sized = c["subgroup_size"] if c.device.subgroup_size_control else None
     return tuple(
         Pass(
             name=name,
             constants={**shape, **constants[name]},
             push=push,
             groups=count,
-            subgroup_size=sized if name == "attend" else None,
+            subgroup_size=required_size(c) if name == "attend" else None,
         )
         for name, count in groups.items()
     )

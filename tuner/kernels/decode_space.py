@@ -8,9 +8,8 @@ from tuner.kernels import matrix_decode as matrix
 from tuner.kernels.base import Candidate, Constraint, Parameter
 from tuner.kernels.decode_launches import split_of, workgroup_counts, workgroups_sharing
 from tuner.kernels.matrix_units import by_matrix
-from tuner.kernels.splits import POLICIES
+from tuner.kernels.splits import POLICIES, split_reason
 
-MAX_SPLITS = 1024
 BASELINE_MAX_HEAD_SIZE = 256
 
 
@@ -157,13 +156,9 @@ def _check_split(c: Candidate) -> str | None:
     policy = c["split"]
     if policy.startswith("fit:") and lanes.by_lanes(c.values):
         return f"{policy} is for kernels that deal out the work, {c['strategy']} cuts contexts"
-    if policy.startswith(("device:", "fit:")) and c.device.compute_units is None:
-        return f"{policy} needs the number of compute units, which this driver does not tell"
     pairs = c.problem.sequences * c.problem.kv_heads
     parts = -(-workgroups_sharing(c) // pairs) if by_matrix(c.values) else split_of(c).parts
-    if parts > MAX_SPLITS:
-        return f"{policy} makes {parts} splits, the limit is {MAX_SPLITS}"
-    return _check_groups(c)
+    return split_reason(policy, parts, c.device.compute_units) or _check_groups(c)
 
 
 def _check_groups(c: Candidate) -> str | None:

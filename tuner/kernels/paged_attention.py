@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from tuner.kernels import attention_strategies as strategies
 from tuner.kernels import subgroups
+from tuner.kernels.attention_chunks import INPUTS, WHOLE_CHUNKS, chunks, constants
 from tuner.kernels.attention_operands import make_operands, scalars, validation_cases
 from tuner.kernels.attention_parameters import PARAMETERS, STARTS
 from tuner.kernels.base import (
@@ -24,11 +25,10 @@ from tuner.kernels.base import (
     ValidationCase,
     Values,
 )
-from tuner.kernels.splits import MANY_PARTS, SplitPlan, split_plan
+from tuner.kernels.splits import MANY_PARTS, SplitPlan, split_plan, split_reason
 from tuner.oracle.paged_attention import forward_reference, sampled_forward_reference
 from tuner.problems import PagedAttentionProblem
 
-MAX_SPLITS = 1024
 BASELINE_THREADS = 256
 
 
@@ -41,13 +41,6 @@ def _plan(c: Candidate) -> SplitPlan:
         compute_units=c.device.compute_units,
         granule=strategies.granule(c),
     )
-
-
-def _check_head_size(c: Candidate) -> str | None:
-    whole = 16 // c.problem.element_bytes
-    if c.problem.head_size % whole:
-        return f"head size {c.problem.head_size} is no multiple of {whole}: 16 bytes at a time"
-    return None
 
 
 def _workgroups(c: Candidate) -> int:
@@ -85,20 +78,15 @@ def _beyond(counts: tuple[int, int, int], limit: tuple[int, int, int]) -> str | 
 def _check_split(c: Candidate) -> str | None:
     if c["strategy"] == "baseline":
         return None
-    policy = c["split"]
-    if policy.startswith("device:") and c.device.compute_units is None:
-        return f"{policy} needs the number of compute units, which this driver does not tell"
-    parts = _plan(c).parts
-    if parts > MAX_SPLITS:
-        return f"{policy} makes {parts} splits, the limit is {MAX_SPLITS}"
-    return _check_groups(c)
+    reason = split_reason(c["split"], _plan(c).parts, c.device.compute_units)
+    return reason or _check_groups(c)
 
 
 def _check_combine(c: Candidate) -> str | None:
     if c["split"] == "none":
         return None
     problem: PagedAttentionProblem = c.problem
-    threads = strategies.chunks(c) * c["combine_slices"]
+    threads = chunks(c) * c["combine_slices"]
     if threads > c.device.max_workgroup_invocations:
         limit = c.device.max_workgroup_invocations
         return f"{threads} threads to combine, the device allows {limit}"
@@ -107,7 +95,7 @@ def _check_combine(c: Candidate) -> str | None:
 
 
 CONSTRAINTS = (
-    Constraint(needs=(), check=_check_head_size),
+    WHOLE_CHUNKS,
     subgroups.operations("basic", "shuffle"),
     subgroups.SIZE_RULE,
     subgroups.WORKGROUP_RULE,
@@ -119,10 +107,7 @@ CONSTRAINTS = (
 )
 
 BINDINGS = (
-    Binding(name="query", buffer="query", element="uvec4", role="input"),
-    Binding(name="keys", buffer="keys", element="uvec4", role="input"),
-    Binding(name="values", buffer="values", element="uvec4", role="input"),
-    Binding(name="block_table", buffer="block_table", element="uint", role="input"),
+    *INPUTS,
     Binding(name="partials", buffer="partials", element="float", role="scratch"),
     Binding(name="attention", buffer="out", element="uvec4", role="output"),
     Binding(name="log_sums", buffer="lse", element="float", role="output"),
@@ -147,18 +132,6 @@ def _arithmetic(values: Values) -> ArithmeticClass:
     return "f16_matrix" if strategies.by_matrix(values) else "f32"
 
 
-def _shape(c: Candidate) -> dict[str, object]:
-    """What is compiled into every pass."""
-    problem: PagedAttentionProblem = c.problem
-    return {
-        "head_size": problem.head_size,
-        "block_size": problem.block_size,
-        "group": problem.group,
-        "element": problem.element,
-        "chunks": strategies.chunks(c),
-    }
-
-
 def _passes(c: Candidate, given: Mapping[str, int | float]) -> tuple[Pass, ...]:
     problem: PagedAttentionProblem = c.problem
     baseline = c["strategy"] == "baseline"
@@ -169,7 +142,7 @@ def _passes(c: Candidate, given: Mapping[str, int | float]) -> tuple[Pass, ...]:
         "tokens_per_split": plan.tokens,
         "workgroups": _workgroups(c),
     }
-    shape = _shape(c) | {"splits": plan.combined}
+    shape = constants(problem) | {"chunks": chunks(c), "splits": plan.combined}
     if baseline:
         return (
             Pass(

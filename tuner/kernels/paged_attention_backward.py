@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tuner.kernels import attention_chunks
+from tuner.kernels.attention_chunks import INPUTS, WHOLE_CHUNKS, chunks
 from tuner.kernels.base import (
     ArithmeticClass,
     Binding,
@@ -87,23 +89,11 @@ PARAMETERS = (
 )
 
 
-def _chunks(c: Candidate) -> int:
-    """Chunks of 16 bytes of one stored vector."""
-    return int(c.problem.head_size * c.problem.element_bytes // 16)
-
-
 def _key_tokens(c: Candidate) -> int:
     """Tokens that a workgroup of the keys pass owns."""
     if c["strategy"] == "deterministic":
         return int(min(c["key_tile_tokens"], c.problem.block_size))
     return int(c["key_tile_tokens"])
-
-
-def _check_head_size(c: Candidate) -> str | None:
-    whole = 16 // c.problem.element_bytes
-    if c.problem.head_size % whole:
-        return f"head size {c.problem.head_size} is no multiple of {whole}: 16 bytes at a time"
-    return None
 
 
 def _check_threads(c: Candidate) -> str | None:
@@ -134,7 +124,7 @@ def _check_atomics(c: Candidate) -> str | None:
 
 def _shared_bytes(c: Candidate, rows: int, tokens: int) -> int:
     widened = 2 * rows * (c.problem.head_size // 4 + 1) * 16
-    staged = 2 * tokens * (_chunks(c) + 1) * 16
+    staged = 2 * tokens * (chunks(c) + 1) * 16
     return int(widened + staged + 2 * rows * (tokens + 1) * 4 + 12 * rows)
 
 
@@ -184,7 +174,7 @@ def _check_groups(c: Candidate) -> str | None:
 
 
 CONSTRAINTS = (
-    Constraint(needs=(), check=_check_head_size),
+    WHOLE_CHUNKS,
     Constraint(needs=(), check=_check_helpers),
     Constraint(needs=("strategy",), check=_check_groups),
     Constraint(needs=("strategy", "threads"), check=_check_threads),
@@ -199,10 +189,7 @@ CONSTRAINTS = (
 )
 
 BINDINGS = (
-    Binding(name="query", buffer="query", element="uvec4", role="input"),
-    Binding(name="keys", buffer="keys", element="uvec4", role="input"),
-    Binding(name="values", buffer="values", element="uvec4", role="input"),
-    Binding(name="block_table", buffer="block_table", element="uint", role="input"),
+    *INPUTS,
     Binding(name="attention", buffer="out", element="uvec4", role="input"),
     Binding(name="out_gradient", buffer="out_gradient", element="uvec4", role="input"),
     Binding(name="log_sums", buffer="lse", element="float", role="input"),
@@ -276,15 +263,7 @@ def _launch(
     beside: bool = False,
 ) -> Pass:
     """A pass of `count` workgroups, folded into x and y, times z."""
-    problem: AttentionGradientProblem = c.problem
-    shape = {
-        "head_size": problem.head_size,
-        "block_size": problem.block_size,
-        "group": problem.group,
-        "element": problem.element,
-        "atomics": "",
-        "threads": HELPER_THREADS,
-    }
+    shape = attention_chunks.constants(c.problem) | {"atomics": "", "threads": HELPER_THREADS}
     return Pass(
         name=name,
         constants=shape | dict(constants or {}),

@@ -51,7 +51,7 @@ POLICIES = (
     "fit:8",
 )
 
-
+MAX_SPLITS = 1024
 FEW_SHARES = "tokens:2048"
 """The policy that makes few workgroups of a batch of short sequences."""
 MANY_PARTS = "count:16"
@@ -112,3 +112,12 @@ def split_plan(
     tokens = -(-tokens // granule) * granule
     parts = max(1, -(-context // tokens))
     return SplitPlan(parts, tokens, combined=parts > 1 or kind == "count")
+
+
+def split_reason(policy: str, parts: int, compute_units: int | None) -> str | None:
+    """Why a policy, which makes so many parts, cannot be had on a device; None if it can."""
+    if policy.startswith(("device:", "fit:")) and compute_units is None:
+        return f"{policy} needs the number of compute units, which this driver does not tell"
+    if parts > MAX_SPLITS:
+        return f"{policy} makes {parts} splits, the limit is {MAX_SPLITS}"
+    return None

@@ -1,0 +1,151 @@
+"""How decode over caches of floats is launched: how contexts are cut, passes, scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tuner.kernels import float_lanes as lanes
+from tuner.kernels import float_matrix as matrix
+from tuner.kernels.base import Candidate, DispatchRule, Pass, PushField, ValidationCase, Values
+from tuner.kernels.float_operands import CacheFormat
+from tuner.kernels.matrix_units import by_matrix
+from tuner.kernels.splits import MANY_PARTS, SplitPlan, split_plan
+from tuner.kernels.subgroups import required_size, tuned
+from tuner.problems import PagedDecodeProblem
+
+BASELINE_THREADS = 128
+PUSH_FIELDS = (
+    PushField(name="num_heads", type="uint"),
+    PushField(name="num_kv_heads", type="uint"),
+    PushField(name="max_blocks", type="uint"),
+    PushField(name="q_stride", type="uint"),
+    PushField(name="max_context_len", type="uint"),
+    PushField(name="num_splits", type="uint"),
+    PushField(name="tokens_per_split", type="uint"),
+    PushField(name="softmax_scale", type="float"),
+    PushField(name="window", type="uint"),
+    PushField(name="softcap", type="float"),
+)
+
+
+def tile(c: Candidate) -> int:
+    """Tokens of which a walk over the context begins at a multiple."""
+    if by_matrix(c.values):
+        return matrix.tile(c)
+    return lanes.tile(c) if tuned(c.values) else 1
+
+
+def granule(c: Candidate) -> int:
+    """Tokens one workgroup takes a step."""
+    return tile(c) * lanes.walkers(c)
+
+
+def plan_of(c: Candidate) -> SplitPlan:
+    """How the tokens that are walked over are cut; with a window no more than it can touch."""
+    problem: PagedDecodeProblem = c.problem
+    if not tuned(c.values):
+        return SplitPlan(1, max(1, problem.context))
+    walked = problem.context
+    if problem.window:
+        walked = min(walked, problem.window + tile(c) - 1)
+    return split_plan(
+        c["split"],
+        context=walked,
+        workgroups=problem.sequences * problem.kv_heads,
+        compute_units=c.device.compute_units,
+        granule=granule(c),
+    )
+
+
+def passes(
+    c: Candidate, scalars: Mapping[str, int | float], cache: CacheFormat
+) -> tuple[Pass, ...]:
+    """The launches of a candidate; see `Family.passes`."""
+    problem: PagedDecodeProblem = c.problem
+    plan = plan_of(c)
+    push = {field.name: scalars[field.name] for field in PUSH_FIELDS if field.name in scalars}
+    push |= {"num_splits": plan.parts, "tokens_per_split": plan.tokens}
+    shape: dict[str, object] = {
+        "cache": cache.name,
+        "packet": int(scalars.get("packet", cache.packet)),
+        "head_size": problem.head_size,
+        "value_size": problem.value_size,
+        "block_size": problem.block_size,
+        "group": problem.group,
+        "tile": tile(c),
+        "splits": plan.combined,
+        "window": bool(problem.window),
+        "softcap": bool(problem.softcap),
+        "alibi": bool(problem.alibi),
+        "sinks": bool(problem.sinks),
+    }
+    per_head = (problem.query_heads, problem.sequences, 1)
+    if not tuned(c.values):
+        threads = {"threads": BASELINE_THREADS}
+        return (_pass("baseline", shape | threads, push, per_head),)
+    attend = Pass(
+        name="attend",
+        constants=shape
+        | (matrix.constants(c) if by_matrix(c.values) else lanes.constants(c, cache)),
+        push=push,
+        groups=(plan.parts, problem.kv_heads, problem.sequences),
+        subgroup_size=required_size(c),
+    )
+    if not plan.combined:
+        return (attend,)
+    return (attend, _pass("combine", shape | {"slices": c["combine_slices"]}, push, per_head))
+
+
+def _pass(
+    name: str,
+    constants: Mapping[str, object],
+    push: Mapping[str, int | float],
+    groups: tuple[int, int, int],
+) -> Pass:
+    """A pass that any subgroup size serves."""
+    return Pass(name=name, constants=constants, push=push, groups=groups, subgroup_size=None)
+
+
+def dispatch_rule(c: Candidate) -> DispatchRule:
+    """How an engine launches a candidate on other lengths; see `Family.dispatch`."""
+    per_head = ("query_heads", "sequences", "1")
+    if not tuned(c.values):
+        return DispatchRule(
+            policy="none",
+            facts={},
+            groups={"baseline": per_head},
+            text="one workgroup per query head and sequence walks the whole context",
+        )
+    units = c.device.compute_units
+    facts = {"granule_tokens": granule(c), "tile_tokens": tile(c)}
+    return DispatchRule(
+        policy=str(c["split"]),
+        facts=facts | ({} if units is None else {"compute_units": units}),
+        groups={"attend": ("num_splits", "kv_heads", "sequences"), "combine": per_head},
+        text="walked = context, the longest of the batch, or with a window at most window + "
+        "tile_tokens - 1; wanted = 1 for none, N for count:N, ceil(walked / N) for tokens:N, "
+        "floor(N * compute_units / (sequences * kv_heads)) for device:N, at least 1; "
+        "tokens_per_split = ceil(walked / wanted), rounded up to a multiple of granule_tokens; "
+        "num_splits = ceil(walked / tokens_per_split); the buffer partials needs "
+        "4 * sequences * query_heads * num_splits * (value_head_size + 2) bytes; these kernels are "
+        "built for "
+        + ("any number of splits" if plan_of(c).combined else "one split, without a combine pass"),
+    )
+
+
+def validated_as(c: Candidate, _case: ValidationCase) -> Values:
+    """The same kernels on contexts of up to a thousand tokens, cut as often as may be."""
+    if not tuned(c.values):
+        return c.values
+    if plan_of(c).combined:
+        return {**c.values, "split": MANY_PARTS}
+    return {**c.values, "split": "none", "combine_slices": 1}
+
+
+def scratch_bytes(c: Candidate) -> dict[str, int]:
+    """Bytes of partial results; see `Family.scratch_bytes`."""
+    plan, problem = plan_of(c), c.problem
+    if not plan.combined:
+        return {"partials": 4}
+    rows = problem.sequences * problem.query_heads * plan.parts
+    return {"partials": 4 * rows * (problem.value_size + 2)}
