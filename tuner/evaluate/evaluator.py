@@ -17,23 +17,13 @@ import msgspec
 from tuner import templates
 from tuner.errors import (
     DeviceLostError,
-    IllegalVariantError,
     MeasurementError,
-    TemplateError,
-    UsageError,
 )
 from tuner.evaluate.building import (
-    Built,
-    CompileMemo,
     Render,
-    RenderedPass,
-    RenderMemo,
-    Scalars,
     SpirvCompiler,
-    compile_passes,
-    render_passes,
-    variant_key,
 )
+from tuner.evaluate.preparation import Preparation
 from tuner.evaluate.residents import (
     TIMING_INPUTS,
     ResidentCase,
@@ -43,7 +33,6 @@ from tuner.evaluate.residents import (
 )
 from tuner.evaluate.timings import timing_fields
 from tuner.evaluate.trials import (
-    MADE_BADLY,
     RAN_BADLY,
     Draft,
     Failure,
@@ -54,11 +43,10 @@ from tuner.evaluate.trials import (
     failure_of,
     utc_now,
 )
-from tuner.kernels.base import ArithmeticClass, Candidate, Family, Operands, ValidationCase, Values
-from tuner.kernels.space import canonical, reasons, require_legal
+from tuner.kernels.base import ArithmeticClass, Family, Operands, Values
 from tuner.oracle import Verdict, worst_of
 from tuner.problems import AnyProblem, Problem
-from tuner.records import Check, PassStatistics, Record
+from tuner.records import Check, Record
 from tuner.runner.protocol import Job, Measurement, MeasurePlan, Runner
 
 SUSPICIOUS_UTILISATION = 1.05
@@ -102,12 +90,12 @@ class Evaluator:
         self._info = runner.info
         self._own_cases = ResidentCases(runner, family) if cases is None else None
         self._cases = cases or self._own_cases or ResidentCases(runner, family)
-        self._render = render
-        self._validation_cases = family.validation_cases(problem)
+        self._preparation = Preparation(
+            runner, compiler, family, problem, cases=self._cases, render=render
+        )
         self._lock = threading.Lock()
         self._operands: Operands | None = None
         self._timed: TimedWorkload | None = None
-        self._current: dict[str, bool] = {}
 
     # ---- any thread
 
@@ -117,66 +105,15 @@ class Evaluator:
         Raises:
             IllegalVariantError: it is not legal here; says why.
         """
-        require_legal(self.family, values, self.problem, self._info)
-        candidate = Candidate(canonical(self.family, values), self.problem, self._info)
-        render = RenderMemo(self._render)
-        broken = None
-        try:
-            scalars = self.family.timing_scalars(self.problem)
-            passes = _render(self.family, candidate, scalars, render)
-        except TemplateError as error:
-            passes, broken = (), failure_of(error)
-        key = variant_key(self.family, candidate, passes, self.compiler.identity)
-        return Draft(candidate=candidate, passes=passes, key=key, render=render, broken=broken)
+        return self._preparation.draft(values)
 
     def is_current(self, record: Record) -> bool:
-        """Whether a record of this problem tells of a kernel that could be made today.
-
-        Not so if sources, compiler or space have changed since, or it is of another card.
-        """
-        if record.variant not in self._current:
-            try:
-                same = self.draft(record.values).key == record.variant
-            except IllegalVariantError:
-                same = False
-            self._current[record.variant] = same
-        return self._current[record.variant]
+        """Whether a record of this problem tells of a kernel that could be made today."""
+        return self._preparation.is_current(record)
 
     def prepare(self, draft: Draft) -> PreparedTrial:
-        """Compile a variant and make its pipelines, for timing and for validation.
-
-        The cases run the same kernels (`Family.validated_as`); those on which the variant is not
-        legal are left out.
-        """
-        if draft.broken is not None:
-            return PreparedTrial(draft=draft, failure=draft.broken)
-        making = _Making(self.runner)
-        compiler = CompileMemo(self.compiler)
-        try:
-            built = compile_passes(self.family, draft.candidate, draft.passes, compiler)
-            statistics = making.add(built)
-            cases = self._legal_cases(draft.candidate)
-            for case, values in cases.items():
-                candidate = Candidate(values, case.problem, self._info)
-                passes = _render(self.family, candidate, self._cases.scalars(case), draft.render)
-                making.add(compile_passes(self.family, candidate, passes, compiler))
-        except (*MADE_BADLY, *RAN_BADLY, UsageError) as error:
-            making.release()
-            return PreparedTrial(
-                draft=draft,
-                failure=failure_of(error, making=True),
-                compile_seconds=making.compile_seconds,
-                pipeline_seconds=making.pipeline_seconds,
-            )
-        job, *case_jobs = making.jobs
-        return PreparedTrial(
-            draft=draft,
-            job=job,
-            case_jobs=tuple(zip(cases, case_jobs, strict=True)),
-            compile_seconds=making.compile_seconds,
-            pipeline_seconds=making.pipeline_seconds,
-            statistics=statistics,
-        )
+        """Compile a variant and make its pipelines, for timing and for validation."""
+        return self._preparation.prepare(draft)
 
     # ---- the device thread
 
@@ -319,18 +256,7 @@ class Evaluator:
         return self._timed
 
     def _resident_cases(self) -> tuple[ResidentCase, ...]:
-        return self._cases.use(self._validation_cases)
-
-    def _legal_cases(self, candidate: Candidate) -> dict[ValidationCase, Values]:
-        """The cases on which the variant is legal, each with the values it has there."""
-        values = {
-            case: self.family.validation_values(candidate, case) for case in self._validation_cases
-        }
-        return {
-            case: chosen
-            for case, chosen in values.items()
-            if not reasons(self.family, chosen, case.problem, self._info)
-        }
+        return self._cases.use(self._preparation.validation_cases)
 
     def _judge(self, runs: Iterable[tuple[_Judged, Job]], draft: Draft) -> Findings:
         """Launch and judge one after the other, up to the first that fails."""
@@ -376,38 +302,3 @@ class Evaluator:
                 f"suspicious: measured at {100 * utilisation:.0f} % of the read bandwidth, then "
                 "validated and measured again"
             )
-
-
-class _Making:
-    """The jobs of one trial as they are made; knows what to take down if one fails."""
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self.jobs: list[Job] = []
-        self.compile_seconds = 0.0
-        self.pipeline_seconds = 0.0
-
-    def add(self, built: Built) -> tuple[PassStatistics, ...]:
-        """Make the pipelines of a job. Raises what `Runner.prepare` raises."""
-        self.compile_seconds += built.compile_seconds
-        prepared = self._runner.prepare(built.job)
-        self.jobs.append(built.job)
-        self.pipeline_seconds += prepared.pipeline_seconds
-        return prepared.statistics
-
-    def release(self) -> None:
-        for job in self.jobs:
-            self._runner.release(job)
-
-
-def _render(
-    family: Family, candidate: Candidate, scalars: Scalars, render: Render
-) -> tuple[RenderedPass, ...]:
-    return render_passes(
-        family,
-        candidate.values,
-        candidate.problem,
-        candidate.device,
-        scalars=scalars,
-        render=render,
-    )

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tuner.errors import UnknownNameError
 from tuner.kernels.base import Operands, ValidationCase
+from tuner.kernels.input_kinds import generator_of
 from tuner.problems import CacheWriteProblem
 from tuner.quant import PADDING_SLOT, words_per_token
 
@@ -70,10 +70,7 @@ def _operands(
     shapes: Callable[[int], Shapes],
     dtype: np.dtype[Any],
 ) -> Operands:
-    kinds = ("timing", "bits", *VALIDATION_INPUTS)
-    if inputs not in kinds:
-        raise UnknownNameError("kind of inputs", inputs, kinds)
-    rng = np.random.default_rng([seed, kinds.index(inputs)])
+    rng = generator_of(inputs, ("timing", "bits", *VALIDATION_INPUTS), seed)
     slots, blocks = _slots(problem, rng)
     arrays: dict[str, Array] = {"slots": slots}
     for side, stride, shape in zip(("key", "value"), problem.strides, shapes(blocks), strict=True):

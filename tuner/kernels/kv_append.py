@@ -9,7 +9,6 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from tuner.errors import UnknownNameError
 from tuner.kernels import teams
 from tuner.kernels.base import (
     Array,
@@ -24,6 +23,7 @@ from tuner.kernels.base import (
     PushField,
     ValidationCase,
 )
+from tuner.kernels.input_kinds import generator_of
 from tuner.kernels.subgroups import required_size, tuned
 from tuner.oracle.kv_append import kv_append_reference, sampled_kv_append_reference
 from tuner.problems import KvAppendProblem
@@ -129,10 +129,7 @@ def make_operands(problem: KvAppendProblem, inputs: str, seed: int) -> Operands:
     Raises:
         UnknownNameError: `inputs` is no such kind.
     """
-    kinds = ("timing", *VALIDATION_INPUTS)
-    if inputs not in kinds:
-        raise UnknownNameError("kind of inputs", inputs, kinds)
-    rng = np.random.default_rng([seed, kinds.index(inputs)])
+    rng = generator_of(inputs, ("timing", *VALIDATION_INPUTS), seed)
     spare = 0 if inputs == "timing" else SPARE_ROWS
     vectors = {}
     for side in ("key", "value"):

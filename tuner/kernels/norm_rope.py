@@ -11,7 +11,6 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from tuner.errors import UnknownNameError
 from tuner.kernels import teams
 from tuner.kernels.base import (
     Binding,
@@ -26,6 +25,7 @@ from tuner.kernels.base import (
     ValidationCase,
 )
 from tuner.kernels.indexer_operands import rope_table
+from tuner.kernels.input_kinds import generator_of
 from tuner.kernels.subgroups import required_size, tuned
 from tuner.oracle.norm_rope import norm_rope_reference, sampled_norm_rope_reference
 from tuner.problems import NormRopeProblem
@@ -169,10 +169,7 @@ def make_operands(problem: NormRopeProblem, inputs: str, seed: int) -> Operands:
     Raises:
         UnknownNameError: `inputs` is no such kind.
     """
-    kinds = ("timing", *VALIDATION_INPUTS)
-    if inputs not in kinds:
-        raise UnknownNameError("kind of inputs", inputs, kinds)
-    rng = np.random.default_rng([seed, kinds.index(inputs)])
+    rng = generator_of(inputs, ("timing", *VALIDATION_INPUTS), seed)
     scale, base_position = VALIDATION_INPUTS.get(inputs, (1.0, 0))
     query = rng.standard_normal((problem.rows, problem.query_heads, 2 * problem.head_size))
     query = np.asarray(query, np.float32)

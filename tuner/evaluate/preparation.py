@@ -1,0 +1,164 @@
+"""From values to pipelines: a trial is rendered, compiled and prepared here, on any thread."""
+
+from __future__ import annotations
+
+from tuner.errors import IllegalVariantError, TemplateError, UsageError
+from tuner.evaluate.building import (
+    Built,
+    CompileMemo,
+    Render,
+    RenderedPass,
+    RenderMemo,
+    Scalars,
+    SpirvCompiler,
+    compile_passes,
+    render_passes,
+    variant_key,
+)
+from tuner.evaluate.residents import ResidentCases
+from tuner.evaluate.trials import MADE_BADLY, RAN_BADLY, Draft, PreparedTrial, failure_of
+from tuner.kernels.base import Candidate, Family, ValidationCase, Values
+from tuner.kernels.space import canonical, reasons, require_legal
+from tuner.problems import Problem
+from tuner.records import PassStatistics, Record
+from tuner.runner.protocol import Job, Runner
+
+
+class Preparation:
+    """Makes trials of one family on one problem; every method may be called from any thread.
+
+    Args:
+        runner, compiler: what trials are prepared on and compiled with.
+        family, problem: what is tried, and for what.
+        cases: what knows the scalars of validation cases.
+        render: stands in for `tuner.templates.render` in tests.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        compiler: SpirvCompiler,
+        family: Family,
+        problem: Problem,
+        *,
+        cases: ResidentCases,
+        render: Render,
+    ) -> None:
+        self._runner, self._compiler = runner, compiler
+        self._family, self._problem = family, problem
+        self._info, self._cases, self._render = runner.info, cases, render
+        self.validation_cases = family.validation_cases(problem)
+        self._current: dict[str, bool] = {}
+
+    def draft(self, values: Values) -> Draft:
+        """Render a variant and name it.
+
+        Raises:
+            IllegalVariantError: it is not legal here; says why.
+        """
+        require_legal(self._family, values, self._problem, self._info)
+        candidate = Candidate(canonical(self._family, values), self._problem, self._info)
+        render = RenderMemo(self._render)
+        broken = None
+        try:
+            scalars = self._family.timing_scalars(self._problem)
+            passes = _render(self._family, candidate, scalars, render)
+        except TemplateError as error:
+            passes, broken = (), failure_of(error)
+        key = variant_key(self._family, candidate, passes, self._compiler.identity)
+        return Draft(candidate=candidate, passes=passes, key=key, render=render, broken=broken)
+
+    def is_current(self, record: Record) -> bool:
+        """Whether a record of this problem tells of a kernel that could be made today.
+
+        Not so if sources, compiler or space have changed since, or it is of another card.
+        """
+        if record.variant not in self._current:
+            try:
+                same = self.draft(record.values).key == record.variant
+            except IllegalVariantError:
+                same = False
+            self._current[record.variant] = same
+        return self._current[record.variant]
+
+    def prepare(self, draft: Draft) -> PreparedTrial:
+        """Compile a variant and make its pipelines, for timing and for validation.
+
+        The cases run the same kernels (`Family.validated_as`); those on which the variant is not
+        legal are left out.
+        """
+        if draft.broken is not None:
+            return PreparedTrial(draft=draft, failure=draft.broken)
+        making = _Making(self._runner)
+        compiler = CompileMemo(self._compiler)
+        try:
+            built = compile_passes(self._family, draft.candidate, draft.passes, compiler)
+            statistics = making.add(built)
+            cases = self._legal_cases(draft.candidate)
+            for case, values in cases.items():
+                candidate = Candidate(values, case.problem, self._info)
+                passes = _render(self._family, candidate, self._cases.scalars(case), draft.render)
+                making.add(compile_passes(self._family, candidate, passes, compiler))
+        except (*MADE_BADLY, *RAN_BADLY, UsageError) as error:
+            making.release()
+            return PreparedTrial(
+                draft=draft,
+                failure=failure_of(error, making=True),
+                compile_seconds=making.compile_seconds,
+                pipeline_seconds=making.pipeline_seconds,
+            )
+        job, *case_jobs = making.jobs
+        return PreparedTrial(
+            draft=draft,
+            job=job,
+            case_jobs=tuple(zip(cases, case_jobs, strict=True)),
+            compile_seconds=making.compile_seconds,
+            pipeline_seconds=making.pipeline_seconds,
+            statistics=statistics,
+        )
+
+    def _legal_cases(self, candidate: Candidate) -> dict[ValidationCase, Values]:
+        """The cases on which the variant is legal, each with the values it has there."""
+        values = {
+            case: self._family.validation_values(candidate, case) for case in self.validation_cases
+        }
+        return {
+            case: chosen
+            for case, chosen in values.items()
+            if not reasons(self._family, chosen, case.problem, self._info)
+        }
+
+
+class _Making:
+    """The jobs of one trial as they are made; knows what to take down if one fails."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.jobs: list[Job] = []
+        self.compile_seconds = 0.0
+        self.pipeline_seconds = 0.0
+
+    def add(self, built: Built) -> tuple[PassStatistics, ...]:
+        """Make the pipelines of a job. Raises what `Runner.prepare` raises."""
+        self.compile_seconds += built.compile_seconds
+        prepared = self._runner.prepare(built.job)
+        self.jobs.append(built.job)
+        self.pipeline_seconds += prepared.pipeline_seconds
+        return prepared.statistics
+
+    def release(self) -> None:
+        for job in self.jobs:
+            self._runner.release(job)
+
+
+def _render(
+    family: Family, candidate: Candidate, scalars: Scalars, render: Render
+) -> tuple[RenderedPass, ...]:
+    return render_passes(
+        family,
+        candidate.values,
+        candidate.problem,
+        candidate.device,
+        scalars=scalars,
+        render=render,
+    )
