@@ -85,7 +85,7 @@ def test_any_text_is_a_shape_or_a_usage_error(text: str) -> None:
 
 def test_counts_name_the_option_and_the_entry() -> None:
     assert shapes.parse_counts("--context", "4096,16k, 7") == (4096, 16_384, 7)
-    with pytest.raises(UsageError, match=r"--context '4,x': 'x' is no number"):
+    with pytest.raises(UsageError, match=r"--context '4,x': 'x' is no whole number"):
         shapes.parse_counts("--context", "4,x")
 
 

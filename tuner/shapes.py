@@ -141,7 +141,7 @@ def parse_tokens(text: str) -> int:
     """
     match = re.fullmatch(r"(\d{1,10})(k?)", text.strip().lower())
     if not match:
-        raise UsageError(f"{text!r} is no number of tokens, such as 16384 or 16k")
+        raise UsageError(f"{text!r} is no whole number, such as 16384 or 16k")
     return int(match[1]) * (1024 if match[2] else 1)
 
 
