@@ -228,7 +228,7 @@ def test_fields_name_every_problem() -> None:
     for wrong, message in (
         (text.replace("head_size=128", "head_siz=128"), "did you mean head_size"),
         (text.replace(",head_size=128", ""), "needs head_size"),
-        (text.replace("=8,c", "=many,c"), "'many' is no number"),
+        (text.replace("=8,c", "=many,c"), "'many' is no whole number"),
         (text + ",context=1", "context comes twice"),
         ("paged_dcode:sequences=8", "did you mean paged_decode"),
     ):
