@@ -261,6 +261,18 @@ def test_the_best_is_measured_again_with_its_rivals(journal: Path) -> None:
     assert baseline.median_ns > best.median_ns  # type: ignore[operator]
 
 
+def test_finalists_of_several_passes_tell_where_their_time_goes(journal: Path) -> None:
+    store = Records()
+    run(journal, store=store)
+    finals = [record for record in store.kept if record.note == FINAL]
+    assert {record.passes for record in finals} >= {2}
+    for record in finals:
+        names = [stretch.passes for stretch in record.breakdown]
+        assert names == ([("main",), ("join",)] if record.passes == 2 else [])
+        assert all(len(stretch.samples_ns) >= 4 for stretch in record.breakdown)
+    assert not any(record.breakdown for record in store.kept if record.note != FINAL)
+
+
 def test_finals_repair_a_lucky_first_time(journal: Path) -> None:
     """One variant looks twice as fast in its first measurement than it is."""
     lucky: list[Job] = []

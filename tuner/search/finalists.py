@@ -8,7 +8,7 @@ from tuner.evaluate import FINAL, Evaluator, TrialLostDeviceError, measure_again
 from tuner.kernels.space import canonical
 from tuner.records import Record
 from tuner.results import Outcome, outcomes
-from tuner.runner.protocol import MeasurePlan
+from tuner.runner.protocol import BREAKDOWN_SAMPLES, MeasurePlan
 from tuner.search.desk import RecordStore, is_timed
 from tuner.search.settings import Progress, Settings
 from tuner.search.tally import Tally
@@ -115,4 +115,5 @@ def _final_plan(plan: MeasurePlan) -> MeasurePlan:
         budget_ms=plan.budget_ms / 4,
         give_up_ns=None,
         energy_ms=plan.energy_ms / MIN_ROUNDS,
+        breakdown_samples=BREAKDOWN_SAMPLES // MIN_ROUNDS,
     )
