@@ -47,7 +47,13 @@ CONTEXTS_NEAR_EACH_OTHER = [
     for sequences in (1, 8, 64)
     for context in (4096, 4944, 5200, 16384, 131072)
 ]
+ONCE_EACH = [
+    made_record(problem, {**BASELINE, "strategy": strategy}, median_us=100.0)
+    for problem in (decode(1, 1024), decode(4, 512))
+    for strategy in ("baseline", "scalar_f32", "packed_f16", "int_dot", "matrix")
+]
 EDGES: dict[str, Sequence[Record]] = {
+    "all strategies on two": ONCE_EACH,
     "contexts near each other": CONTEXTS_NEAR_EACH_OTHER,
     "many": RUN,
     "near the ceiling": NEAR_THE_CEILING,

@@ -52,15 +52,13 @@ def bandwidth_curves(calibration: Calibration, device: DeviceInfo | None = None)
     axes.set_ylabel("GB/s", size=style.TEXT_SIZE, color=style.TEXT)
     style.dress(axes, grid="y")
     ceiling = f"read from memory, nothing cached: {calibration.read_gb_s:,.4g} GB/s"
-    figure.legend(
-        handles=[
+    style.legend(
+        figure,
+        [
             *(_handle(curve) for curve in curves),
             Line2D([], [], color=style.VERMILION, linestyle="--", label=ceiling),
         ],
-        loc="outside lower center",
-        ncols=4,
-        frameon=False,
-        fontsize=style.SMALL_SIZE,
+        columns=4,
     )
     return figure
 

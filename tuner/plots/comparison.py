@@ -57,15 +57,13 @@ def device_comparison(
             place = row + (number - (len(tables) - 1) / 2) * height
             times += _draw((left, right), outcome, place=place, height=height, number=number)
     _dress(left, right, rows, times)
-    figure.legend(
-        handles=[
+    style.legend(
+        figure,
+        [
             Line2D([], [], color=_colour(i), marker=_marker(i), linewidth=5, label=source.device)
             for i, source in enumerate(sources)
         ],
-        loc="outside lower center",
-        ncols=min(3, len(sources)),
-        frameon=False,
-        fontsize=style.SMALL_SIZE,
+        columns=3,
     )
     return figure
 

@@ -43,15 +43,13 @@ def energy_against_time(records: Sequence[Record], device: DeviceInfo | None = N
         if number + columns >= len(shown):
             axes.set_xlabel("time of a launch, µs", size=style.SMALL_SIZE, color=style.TEXT)
         style.dress(axes, grid="y")
-    figure.legend(
-        handles=[
+    style.legend(
+        figure,
+        [
             Line2D([], [], color=style.GREY, marker="o", linestyle="", label="variant"),
             Line2D([], [], color=style.BLUE, marker="o", label="none is better in both"),
         ],
-        loc="outside lower center",
-        ncols=2,
-        frameon=False,
-        fontsize=style.SMALL_SIZE,
+        columns=2,
     )
     return figure
 

@@ -65,14 +65,7 @@ def search_history(
             axes.set_ylabel("time, µs", size=style.SMALL_SIZE, color=style.TEXT)
         if number + columns >= len(shown):
             axes.set_xlabel("trial", size=style.SMALL_SIZE, color=style.TEXT)
-    handles = _handles(shown)
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=min(len(handles), 8),
-        frameon=False,
-        fontsize=style.SMALL_SIZE,
-    )
+    style.legend(figure, _handles(shown), columns=8)
     return figure
 
 

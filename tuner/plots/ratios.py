@@ -46,15 +46,13 @@ def ratios(pairs: Sequence[Pair], *, names: tuple[str, str], limit: float | None
     for row, pair in enumerate(pairs):
         _draw(axes, row, pair)
     _dress(axes, pairs, limit)
-    figure.legend(
-        handles=[
+    style.legend(
+        figure,
+        [
             Line2D([], [], color=colour, marker=marker, label=f"B {verdict}".replace("B no", "no"))
             for verdict, (colour, marker) in _LOOKS.items()
         ],
-        loc="outside lower center",
-        ncols=3,
-        frameon=False,
-        fontsize=style.SMALL_SIZE,
+        columns=3,
     )
     return figure
 

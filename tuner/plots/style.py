@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -110,6 +111,21 @@ def dress(axes: Axes, *, grid: str) -> None:
     axes.tick_params(labelsize=SMALL_SIZE, color=GREY, labelcolor=TEXT)
     axes.grid(visible=True, axis="x" if grid == "x" else "y", color=RULE, linewidth=0.8)
     axes.set_axisbelow(True)
+
+
+def legend(figure: Figure, handles: Sequence[Artist], *, columns: int) -> None:
+    """What the marks mean, below the axes, in so many columns or the fewer that the width holds."""
+    for number in range(min(columns, len(handles)), 0, -1):
+        made = figure.legend(
+            handles=handles,
+            loc="outside lower center",
+            ncols=number,
+            frameon=False,
+            fontsize=SMALL_SIZE,
+        )
+        if number == 1 or made.get_window_extent().width <= figure.bbox.width:
+            return
+        made.remove()
 
 
 def empty(figure: Figure, message: str) -> Figure:

@@ -62,16 +62,14 @@ def utilisation_by_problem(
     axes.axvline(style.CEILING, color=style.VERMILION, linestyle="--", linewidth=1.2, zorder=2.5)
     axes.set_xlabel(AXIS, size=style.TEXT_SIZE, color=style.TEXT)
     style.dress(axes, grid="x")
-    figure.legend(
-        handles=[
+    style.legend(
+        figure,
+        [
             Line2D([], [], color=style.BLUE, linewidth=6, label="best variant"),
             Line2D([], [], color=style.GREY, linewidth=6, label="baseline"),
             Line2D([], [], color=style.VERMILION, linestyle="--", label=_ceiling_label(source)),
         ],
-        loc="outside lower center",
-        ncols=3,
-        frameon=False,
-        fontsize=style.SMALL_SIZE,
+        columns=3,
     )
     return figure
 
@@ -135,13 +133,7 @@ def utilisation_by_context(
     handles.append(
         Line2D([], [], color=style.VERMILION, linestyle="--", label=_ceiling_label(source))
     )
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=min(len(handles), 4) if columns > 1 else 2,
-        frameon=False,
-        fontsize=style.SMALL_SIZE,
-    )
+    style.legend(figure, handles, columns=4)
     return figure
 
 
