@@ -26,7 +26,11 @@ say() { printf 'newest-mesa: %s\n' "$*" >&2; }
 die() { say "matrix strategies NOT validated: $*"; exit 2; }
 
 # Runs a command without input for so many seconds at most; its exit status is 124 if that ends it.
-within() { timeout --kill-after=10 "$@" </dev/null; }
+# A signal interrupts `wait`: behind a command in the foreground its trap would run when that ends.
+within() {
+  timeout --kill-after=10 "$@" </dev/null &
+  wait "$!"
+}
 
 # --- what it needs --------------------------------------------------------------------------------
 
@@ -160,16 +164,17 @@ copy_repository() {
 
 # pytest runs beside `tuner verify`: one takes a core, the other what is left.
 validate() {
-  local log="$root/pytest.log" failed=0
+  local log="$root/pytest.log" failed=0 tests
   inside dpkg-query --show --showformat='${Package} ${Version}\n' mesa-vulkan-drivers
   inside python -m tuner devices
   inside python -m pytest -q -p no:cacheprovider -m matrices --require-vulkan --require-matrices \
     --launch-timeout "$LAUNCH_TIMEOUT_S" --timeout "$((2 * LAUNCH_TIMEOUT_S))" >"$log" 2>&1 &
+  tests=$!
   say "tuner verify"
   inside python -m tuner verify --all-families "${ONLY[@]/#/--only=}" --variants values \
     --validation --launch-timeout "$LAUNCH_TIMEOUT_S" || failed=1
   say "pytest -m matrices"
-  wait "$!" || failed=1
+  wait "$tests" || failed=1
   cat "$log"
   return "$failed"
 }
