@@ -477,6 +477,14 @@ def test_nothing_to_export_or_plot(run: Run, tmp_path: Path) -> None:
         assert f"{tmp_path}: no results here: run `tuner tune` first" in ran.err
 
 
+def test_one_device_and_where_to_look_for_devices_exclude_each_other(
+    run: Run, tmp_path: Path
+) -> None:
+    for name in ("export", "plot"):
+        ran = run(name, tmp_path, "--out", tmp_path, code=2)
+        assert f"{tmp_path} and --out {tmp_path}: name one of them" in ran.err
+
+
 # Single measurements
 
 

@@ -127,9 +127,15 @@ def _stores(folder: Path | None, out: Path) -> Iterator[Store]:
 
     Raises:
         ResultsError: there are none, or they are damaged.
+        UsageError: both a folder and where to look for folders are named.
     """
-    from tuner.errors import ResultsError
+    from tuner.errors import ResultsError, UsageError
     from tuner.results import Store, device_folders
+
+    if folder is not None and out != options.RESULTS:
+        raise UsageError(
+            f"{folder} and --out {out}: name one of them; files are written beside the results"
+        )
 
     # A folder of several devices' results will do as well.
     folders = device_folders(out) if folder is None else device_folders(folder) or (folder,)
