@@ -1,7 +1,7 @@
 """Load until the clock stands still: by a reference kernel's time, and never by a count.
 
-An idle device comes back in steps, and rests on them: the H200 stays near its idle clock for some
-200 ms of load, where times agree with one another, and then jumps. So no test of stability alone
+An idle device comes back in steps, and rests on them: the H200 stays near its idle clock for 200
+to 280 ms of load, where times agree with one another, and then jumps. So no test of stability alone
 will do: the load has a minimum, which is longer than any such rest that was seen, and only then is
 the reference kernel asked. It does arithmetic in one workgroup, so its time follows the core clock
 and nothing else that the job does to the device.

@@ -170,8 +170,8 @@ class Worker:
                 self._calls.discard(call)
 
     def tell(self, request: Any, *, seconds: float) -> None:
-        """Send what is not answered; it is done before whatever this thread asks next. Nothing if
-        the worker is gone or does not read."""
+        """Send what is not answered and what nothing that is asked later waits for. Nothing if the
+        worker is gone or does not read."""
         deadline = time.monotonic() + seconds
         with contextlib.suppress(ClosedError, TimeoutError):
             channel = self._idle_channel(deadline)
