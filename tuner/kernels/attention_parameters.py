@@ -5,6 +5,7 @@ from __future__ import annotations
 from tuner.kernels import attention_strategies as strategies
 from tuner.kernels import subgroups
 from tuner.kernels.base import Parameter, Values
+from tuner.kernels.matrix_units import EXCHANGE, by_matrix
 
 POLICIES = (
     "none",
@@ -73,20 +74,14 @@ PARAMETERS = (
         name="matrix_shape",
         values=strategies.SHAPES,
         help="cooperative-matrix shape: rows x tokens x terms",
-        used=strategies.by_matrix,
+        used=by_matrix,
     ),
-    Parameter(
-        name="exchange",
-        values=("shared", "convert"),
-        help="how weights pass from accumulator to operand: through shared memory, or by the "
-        "conversion of NV cooperative matrix 2",
-        used=strategies.by_matrix,
-    ),
+    EXCHANGE,
     Parameter(
         name="prefetch",
         values=(0, 1),
         help="1: the loads of the next tile are issued before the present one is computed",
-        used=strategies.by_matrix,
+        used=by_matrix,
     ),
     Parameter(
         name="split",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tuner.device_info import MatrixLayout
 from tuner.kernels.attention_chunks import CHUNK_BYTES, chunks
-from tuner.kernels.base import Candidate, Constraint, Values
+from tuner.kernels.base import Candidate, Constraint
 from tuner.kernels.matrix_decode import SHAPES
-from tuner.kernels.matrix_units import layout_of, sharing_masks
+from tuner.kernels.matrix_units import by_matrix, exchange_reason, layout_of, sharing_masks
 
 MAX_LANE_WORDS = 224
 """32-bit words of queries, sums and chunks one lane may hold: GPUs give it 128 to 256."""
@@ -15,11 +15,6 @@ MAX_UNROLLED = 512
 """Vectors of four dimensions times rows in one unrolled step: beyond it compile times grow."""
 
 __all__ = ["CONSTRAINTS", "GRANULE_NEEDS", "SHAPES", "constants", "granule", "row_tiles"]
-
-
-def by_matrix(values: Values) -> bool:
-    """Whether the strategy multiplies on matrix units."""
-    return values["strategy"] == "matrix"
 
 
 def vectors(c: Candidate) -> int:
@@ -207,12 +202,10 @@ def _check_matrix(c: Candidate) -> str | None:
 def _check_exchange(c: Candidate) -> str | None:
     if not by_matrix(c.values) or c["exchange"] != "convert":
         return None
-    layout = layout_of(c.values, c.device)
-    if "conversions" not in c.device.cooperative_matrix2:
-        return "exchange=convert needs NV cooperative matrix 2 with conversions"
-    if layout is not None and layout.shape.n != layout.shape.k:
+    layout, reason = layout_of(c.values, c.device), exchange_reason(c)
+    if reason is None and layout is not None and layout.shape.n != layout.shape.k:
         return f"exchange=convert needs a square operand, {c['matrix_shape']} has none"
-    return None
+    return reason
 
 
 def _check_matrix_registers(c: Candidate) -> str | None:

@@ -7,7 +7,7 @@ from tuner.kernels import limits, subgroups
 from tuner.kernels import matrix_decode as matrix
 from tuner.kernels.base import Candidate, Constraint, Parameter
 from tuner.kernels.decode_launches import split_of, workgroup_counts, workgroups_sharing
-from tuner.kernels.matrix_units import by_matrix
+from tuner.kernels.matrix_units import EXCHANGE, by_matrix
 from tuner.kernels.splits import POLICIES, split_reason
 
 BASELINE_MAX_HEAD_SIZE = 256
@@ -64,13 +64,7 @@ PARAMETERS = (
         help="loads of the next tiles that are issued before the present ones are computed",
         used=matrix.staged,
     ),
-    Parameter(
-        name="exchange",
-        values=("shared", "convert"),
-        help="how weights pass from accumulator to operand: through shared memory, or by the "
-        "conversion of NV cooperative matrix 2",
-        used=by_matrix,
-    ),
+    EXCHANGE,
     Parameter(
         name="rescale",
         values=("lagging", "exact"),

@@ -21,7 +21,9 @@ from tuner.device_info import MatrixLayout
 from tuner.kernels.base import Candidate, Constraint, Parameter, Values
 from tuner.kernels.fragments import operand_axes
 from tuner.kernels.matrix_units import (
+    EXCHANGE,
     by_matrix,
+    exchange_reason,
     features_reason,
     layout_of,
     layout_reason,
@@ -71,13 +73,7 @@ PARAMETERS = (
         "that hold other terms, these are the tokens of a step",
         used=by_matrix,
     ),
-    Parameter(
-        name="exchange",
-        values=("shared", "convert"),
-        help="how weights pass from accumulator to operand: through shared memory, or by the "
-        "conversion of NV cooperative matrix 2",
-        used=by_matrix,
-    ),
+    EXCHANGE,
     Parameter(
         name="rescale",
         values=("lagging", "exact"),
@@ -279,11 +275,10 @@ def _check_plan(c: Candidate) -> str | None:
     layout = layout_of(c.values, c.device) if by_matrix(c.values) else None
     if layout is None:
         return None
-    if c["exchange"] == "convert" and "conversions" not in c.device.cooperative_matrix2:
-        return "exchange=convert needs NV cooperative matrix 2 with conversions"
     plan = _plan(c, layout)
-    if isinstance(plan, str):
-        return plan
+    reason = exchange_reason(c) or (plan if isinstance(plan, str) else None)
+    if reason is not None or isinstance(plan, str):
+        return reason
     block, shape = c.problem.block_size, layout.shape
     if block % c["value_width"]:
         return f"blocks of {block} tokens do not hold whole loads of {c['value_width']} values"

@@ -14,6 +14,7 @@ from tuner.kernels.fragments import FragmentPlan, fragment_plan
 from tuner.kernels.index_maps import index_map
 from tuner.kernels.matrix_units import (
     by_matrix,
+    exchange_reason,
     features_reason,
     layout_of,
     layout_reason,
@@ -169,11 +170,10 @@ def _check_features(c: Candidate) -> str | None:
 def _check_shape(c: Candidate) -> str | None:
     if not by_matrix(c.values):
         return None
-    layout, reason = layout_of(c.values, c.device), layout_reason(c)
+    layout = layout_of(c.values, c.device)
+    reason = layout_reason(c) or exchange_reason(c)
     if reason is not None or layout is None:
         return reason
-    if c["exchange"] == "convert" and "conversions" not in c.device.cooperative_matrix2:
-        return "exchange=convert needs NV cooperative matrix 2 with conversions"
     if c.problem.block_size % layout.shape.m:
         return f"tiles of {layout.shape.m} tokens do not divide the block of {c.problem.block_size}"
     if _head_tiles(c) > MAX_HEAD_TILES:

@@ -8,12 +8,21 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tuner.device_info import DeviceInfo, Fragment, MatrixLayout
-from tuner.kernels.base import Candidate, Values
+from tuner.kernels.base import Candidate, Parameter, Values
 
 
 def by_matrix(values: Values) -> bool:
     """Whether the strategy is one on matrix units."""
     return values["strategy"] == "matrix"
+
+
+EXCHANGE = Parameter(
+    name="exchange",
+    values=("shared", "convert"),
+    help="how weights pass from accumulator to operand: through shared memory, or by the "
+    "conversion of NV cooperative matrix 2",
+    used=by_matrix,
+)
 
 
 def layout_of(values: Values, device: DeviceInfo) -> MatrixLayout | None:
@@ -81,4 +90,11 @@ def layout_reason(c: Candidate) -> str | None:
     sharing = 1 << len(sharing_masks(layout.c.lane_column))
     if sharing * len(set(layout.c.lane_column)) != len(layout.c.lane_column):
         return "the lanes that hold one head's scores do not differ in whole bits"
+    return None
+
+
+def exchange_reason(c: Candidate) -> str | None:
+    """Why the device cannot pass weights on as the candidate says; None if it can."""
+    if c["exchange"] == "convert" and "conversions" not in c.device.cooperative_matrix2:
+        return "exchange=convert needs NV cooperative matrix 2 with conversions"
     return None

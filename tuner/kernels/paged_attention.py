@@ -25,6 +25,7 @@ from tuner.kernels.base import (
     ValidationCase,
     Values,
 )
+from tuner.kernels.matrix_units import by_matrix
 from tuner.kernels.splits import MANY_PARTS, SplitPlan, split_plan, split_reason
 from tuner.oracle.paged_attention import forward_reference, sampled_forward_reference
 from tuner.problems import PagedAttentionProblem
@@ -129,7 +130,7 @@ PUSH_FIELDS = (
 
 
 def _arithmetic(values: Values) -> ArithmeticClass:
-    return "f16_matrix" if strategies.by_matrix(values) else "f32"
+    return "f16_matrix" if by_matrix(values) else "f32"
 
 
 def _passes(c: Candidate, given: Mapping[str, int | float]) -> tuple[Pass, ...]:

@@ -15,7 +15,9 @@ from tuner.kernels.base import Candidate, Constraint, Parameter, Values
 from tuner.kernels.fragments import WORD_CODES, FragmentPlan, fragment_plan, operand_axes
 from tuner.kernels.index_maps import index_map
 from tuner.kernels.matrix_units import (
+    EXCHANGE,
     by_matrix,
+    exchange_reason,
     features_reason,
     layout_of,
     layout_reason,
@@ -46,13 +48,7 @@ PARAMETERS = (
         help="cooperative-matrix shape: tokens x query heads x terms",
         used=by_matrix,
     ),
-    Parameter(
-        name="exchange",
-        values=("shared", "convert"),
-        help="how weights pass from accumulator to operand: through shared memory, or by the "
-        "conversion of NV cooperative matrix 2",
-        used=by_matrix,
-    ),
+    EXCHANGE,
     Parameter(
         name="rescale",
         values=("exact", "lagging"),
@@ -239,10 +235,7 @@ def _check_layout(c: Candidate) -> str | None:
 
 
 def _check_exchange(c: Candidate) -> str | None:
-    converts = by_matrix(c.values) and c["exchange"] == "convert"
-    if converts and "conversions" not in c.device.cooperative_matrix2:
-        return "exchange=convert needs NV cooperative matrix 2 with conversions"
-    return None
+    return exchange_reason(c) if by_matrix(c.values) else None
 
 
 def _check_heads(c: Candidate) -> str | None:

@@ -331,22 +331,18 @@ def _bytes_moved(problem: QsaStepProblem) -> int:
     return moved
 
 
-def _start(**values: int | str) -> Values:
-    return {parameter.name: parameter.values[0] for parameter in PARAMETERS} | values
-
-
 _LANE_SPLITS = ("count:64", "device:2")
-STARTS = tuple(
-    _start(
-        schedule=schedule,
-        subgroup_size=size,
-        light_steps="registers",
-        score=score,
-        select=select,
-        attend=attend,
-        split=split,
-        combine="groups4",
-    )
+STARTS: tuple[Values, ...] = tuple(
+    {
+        "schedule": schedule,
+        "subgroup_size": size,
+        "light_steps": "registers",
+        "score": score,
+        "select": select,
+        "attend": attend,
+        "split": split,
+        "combine": "groups4",
+    }
     for size in (32, 64, 16, 8)
     for schedule in ("fresh", "beside")
     for score, select in (("lanes8", "parts16"), ("lanes4", "workgroup"), (BASELINE, BASELINE))
@@ -368,7 +364,7 @@ QSA_CHAIN = Family(
     constraints=CONSTRAINTS,
     bindings=BINDINGS,
     push_fields=PUSH_FIELDS,
-    baseline=_start(),
+    baseline=dict.fromkeys(("light_steps", "score", "select", "attend", "combine"), BASELINE),
     starts=STARTS,
     arithmetic=_arithmetic,
     passes=_passes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tuner.kernels import limits, subgroups
 from tuner.kernels.base import Candidate, Constraint, Parameter, Values
+from tuner.kernels.matrix_units import by_matrix
 from tuner.problems import IndexerStepProblem
 
 BASELINE_THREADS = 256
@@ -25,11 +26,6 @@ QUERY_PADDING = 8
 def by_lanes(values: Values) -> bool:
     """Whether groups of lanes take keys."""
     return values["strategy"] in ("scalar_f32", "packed_f16")
-
-
-def by_matrix(values: Values) -> bool:
-    """Whether matrix units take keys."""
-    return values["strategy"] == "matrix"
 
 
 PARAMETERS = (
