@@ -23,7 +23,7 @@ readonly ONLY=(
   strategy=matrix split=none split=count:4 subgroups={1,4,12} tiles_unrolled={1,2} tile_tokens={8,16}
 )
 readonly NOT_AGAIN='matrices_are_right' # tests that do what it does, for `make test` on a GPU
-readonly VALIDATION_S=1200 # it takes two cores 6 minutes
+readonly VALIDATION_S=1200 # it takes 10 minutes of processor time, on two cores or more
 readonly LAUNCH_TIMEOUT_S=400 # the driver compiles in the launch, and may have to share its core
 
 say() { printf 'newest-mesa: %s\n' "$*" >&2; }
