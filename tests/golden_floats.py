@@ -10,22 +10,8 @@ import numpy as np
 from tests.golden_vectors import Golden
 from tuner import kernels
 from tuner.kernels.base import Operands
-from tuner.problems import PagedDecodeProblem
 
 F32, F16 = kernels.family("paged_decode_f32"), kernels.family("paged_decode_f16")
-
-
-def golden_problem(golden: Golden) -> PagedDecodeProblem:
-    """The problem that an engine would choose a kernel for, knowing no single length."""
-    attributes = golden.attributes
-    return PagedDecodeProblem(
-        query_heads=int(attributes["num_heads"]),
-        kv_heads=int(attributes["num_kv_heads"]),
-        head_size=int(attributes["head_size"]),
-        block_size=int(attributes["block_size"]),
-        sequences=len(golden.inputs["context_lens"]),
-        context=int(attributes["max_context_len"]),
-    )
 
 
 def golden_operands(golden: Golden) -> Operands:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from tests.family_kernels import COMPILER, assert_right, judged, launch, launched, variant
-from tests.golden_floats import F16, F32, golden_operands, golden_problem, with_inputs
+from tests.golden_decode import decode_problem
+from tests.golden_floats import F16, F32, golden_operands, with_inputs
 from tests.golden_vectors import load, names
 from tests.made_devices import gpu, narrow_cpu
 from tests.spirv_tools import spirv_val
@@ -166,7 +167,7 @@ def test_what_is_run_is_legal_on_narrow_devices(geometry: Geometry, text: str) -
 @pytest.mark.parametrize("text", ["baseline", f"scalar_f32 {WHOLE} subgroups=8 split=count:4"])
 def test_decode_is_as_golden(vulkan_runner: VulkanRunner, name: str, text: str) -> None:
     golden = load(name)
-    operands, of = golden_operands(golden), golden_problem(golden)
+    operands, of = golden_operands(golden), decode_problem(golden)
     dealt = f"{text} head_slices={of.group}" if of.group > 1 and "scalar" in text else text
     family, values = chosen(f"f32 {dealt}", vulkan_runner.info)
     if found := reasons(family, values, of, vulkan_runner.info):
@@ -190,7 +191,7 @@ def assert_serves_any_length(runner: VulkanRunner, text: str) -> None:
     capacity = replace(
         with_inputs(exact, **halves), scalars=exact.scalars | {"max_context_len": 128}
     )
-    of = replace_context(golden_problem(golden), 128)
+    of = replace_context(decode_problem(golden), 128)
     family, values = chosen(text, runner.info)
     candidate = Candidate(values, of, runner.info)
     job = build_job(family, candidate, capacity.scalars, COMPILER).job
