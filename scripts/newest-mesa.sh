@@ -167,18 +167,23 @@ copy_repository() {
 # --- what is run ----------------------------------------------------------------------------------
 
 # pytest runs beside `tuner verify`: one takes a core, the other what is left. Returns 0, 1, or 124 if
-# nothing was wrong until time was up.
+# nothing was wrong until time was up: pytest ends at its first failure, verify names failures at once.
 validate() {
-  local log="$root/pytest.log" tests status verified=0 tested=0
+  local log="$root/pytest.log" said="$root/verify.log" tests shown copy status verified=0 tested=0
   inside dpkg-query --show --showformat='${Package} ${Version}\n' mesa-vulkan-drivers
   inside python -m tuner devices
-  inside python -m pytest -q -p no:cacheprovider -m matrices -k "not $NOT_AGAIN" \
+  inside python -m pytest -q -x -p no:cacheprovider -m matrices -k "not $NOT_AGAIN" \
     --require-vulkan --require-matrices --launch-timeout "$LAUNCH_TIMEOUT_S" \
     --timeout "$((2 * LAUNCH_TIMEOUT_S))" --durations=5 >"$log" 2>&1 &
   tests=$!
   say "tuner verify"
+  exec {shown}> >(tee "$said")
+  copy=$!
   inside python -m tuner verify --all-families "${ONLY[@]/#/--only=}" --variants values \
-    --validation --launch-timeout "$LAUNCH_TIMEOUT_S" || verified=$?
+    --validation --launch-timeout "$LAUNCH_TIMEOUT_S" >&"$shown" 2>&1 || verified=$?
+  exec {shown}>&-
+  wait "$copy"
+  ! grep -qE '^  (correctness|compile|runtime|timeout): ' "$said" || verified=1
   say "pytest -m matrices -k 'not $NOT_AGAIN'"
   wait "$tests" || tested=$?
   cat "$log"
