@@ -87,8 +87,8 @@ def utilisation_by_context(
     """
     source = style.source(records, device)
     panels = _panels(problems.in_order(outcomes(source.records, baseline_of=baseline_of)), peers)
-    # Those with the longest lines tell most; the others in their order.
-    shown = sorted(panels, key=lambda panel: -panel.contexts)[:MAX_PANELS]
+    # Those with peers to compare and the longest lines tell most; the others in their order.
+    shown = sorted(panels, key=lambda panel: (not panel.peers, -panel.contexts))[:MAX_PANELS]
     columns = min(3, max(1, len(shown)))
     lines = math.ceil(len(shown) / columns) or 1
     figure = style.new_figure(
