@@ -190,7 +190,7 @@ def test_one_per_cent_is_found_more_often_than_not_and_never_the_wrong_way() -> 
         random = np.random.default_rng(seed)
         a, b = (noise.turns(random, [20] * 8, factor=factor) for factor in (1.0, 0.99))
         verdicts.append(quick(a, b).verdict)
-    assert verdicts.count("faster") >= 120
+    assert verdicts.count("faster") > 100
     assert verdicts.count("slower") <= 1
 
 
