@@ -387,7 +387,7 @@ def test_bytes_that_must_move_are_those_of_the_tokens_seen() -> None:
             "f32 scalar_f32 token_lanes=8",
             "32 rows side by side do not",
         ),
-        (problem((64, 16, 1, 2)), f"f16 packed_f16 {SLICED}", "as many query heads per KV head"),
+        (problem((64, 16, 1, 2)), f"f16 packed_f16 {SLICED}", "query heads per KV head (here 1)"),
         (
             problem((512, 16, 8, 2)),
             "f32 scalar_f32 token_lanes=8",

@@ -11,6 +11,7 @@ from functools import partial
 
 from tuner.kernels.base import Candidate, Constraint, Values
 from tuner.kernels.float_operands import CacheFormat
+from tuner.kernels.subgroups import head_slices_reason
 
 STRATEGIES = ("scalar_f32", "packed_f16")
 MAX_LANE_WORDS = 224
@@ -221,18 +222,7 @@ def _check_shared_memory(c: Candidate) -> str | None:
 def _check_head_slices(c: Candidate) -> str | None:
     if not by_lanes(c.values):
         return None
-    slices, group = c["head_slices"], c.problem.group
-    if slices > min(c["subgroups"], group) or c["subgroups"] % slices:
-        return (
-            f"{slices} head slices need a multiple of as many subgroups (here {c['subgroups']}) "
-            f"and as many query heads per KV head (here {group})"
-        )
-    if (slices - 1) * heads_per_slice(c) >= group:
-        return (
-            f"{slices} head slices of {heads_per_slice(c)} query heads leave one without any of "
-            f"the group's {group}"
-        )
-    return None
+    return head_slices_reason(c["head_slices"], c["subgroups"], c.problem.group)
 
 
 def shared_bytes(c: Candidate) -> int:

@@ -6,6 +6,7 @@ Geometry and constraints of the strategies scalar_f32, packed_f16 and int_dot.
 from __future__ import annotations
 
 from tuner.kernels.base import Candidate, Constraint, Values
+from tuner.kernels.subgroups import head_slices_reason
 
 STRATEGIES = ("scalar_f32", "packed_f16", "int_dot")
 MAX_LANE_WORDS = 224
@@ -95,19 +96,7 @@ def lanes_reason(c: Candidate) -> str | None:
 
 
 def _check_head_slices(c: Candidate) -> str | None:
-    if c["head_slices"] > min(c["subgroups"], c.problem.group):
-        return (
-            f"{c['head_slices']} head slices need as many subgroups (here {c['subgroups']}) and "
-            f"query heads per KV head (here {c.problem.group})"
-        )
-    if c["subgroups"] % c["head_slices"]:
-        return f"{c['subgroups']} subgroups are not dealt out evenly to {c['head_slices']} slices"
-    if (c["head_slices"] - 1) * heads_per_slice(c) >= c.problem.group:
-        return (
-            f"{c['head_slices']} head slices of {heads_per_slice(c)} query heads leave one without "
-            f"any of the group's {c.problem.group}"
-        )
-    return None
+    return head_slices_reason(c["head_slices"], c["subgroups"], c.problem.group)
 
 
 def _check_registers(c: Candidate) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tuner.kernels import limits
 from tuner.kernels.base import Candidate, Constraint, Parameter, PushField, Values
 from tuner.kernels.q8_operands import max_parts
+from tuner.kernels.subgroups import head_slices_reason
 
 CHUNK = 32
 """Tokens that are dealt out to the parts in turn."""
@@ -138,16 +139,7 @@ def _check_workgroup(c: Candidate) -> str | None:
 def _check_head_slices(c: Candidate) -> str | None:
     if not tuned(c.values):
         return None
-    if c["head_slices"] > c.problem.group:
-        return f"{c['head_slices']} head slices of {c.problem.group} query heads per KV head"
-    if c["subgroups"] % c["head_slices"]:
-        return f"{c['subgroups']} subgroups are not dealt out evenly to {c['head_slices']} slices"
-    if (c["head_slices"] - 1) * heads_per_slice(c) >= c.problem.group:
-        return (
-            f"{c['head_slices']} head slices of {heads_per_slice(c)} query heads leave one without "
-            f"any of the group's {c.problem.group}"
-        )
-    return None
+    return head_slices_reason(c["head_slices"], c["subgroups"], c.problem.group)
 
 
 def _check_split(c: Candidate) -> str | None:

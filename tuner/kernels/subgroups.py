@@ -58,3 +58,22 @@ SIZE_RULE = Constraint(needs=("strategy", "subgroup_size"), check=_check_size)
 WORKGROUP_RULE = Constraint(
     needs=("strategy", "subgroup_size", "subgroups"), check=_check_workgroup
 )
+
+
+def head_slices_reason(slices: int, subgroups: int, group: int) -> str | None:
+    """Why the `group` query heads of a KV head cannot be dealt out in so many slices, each to as
+    many of the subgroups."""
+    if slices > min(subgroups, group):
+        return (
+            f"{slices} head slices need as many subgroups (here {subgroups}) and query heads per "
+            f"KV head (here {group})"
+        )
+    if subgroups % slices:
+        return f"{subgroups} subgroups are not dealt out evenly to {slices} slices"
+    heads = -(-group // slices)
+    if (slices - 1) * heads >= group:
+        return (
+            f"{slices} head slices of {heads} query heads leave one without any of the group's "
+            f"{group}"
+        )
+    return None
