@@ -20,7 +20,8 @@ readonly LOCK=requirements-dev.lock
 # What `tuner verify` tries: kernels depend on whether there are several parts, not on how many, and
 # this driver takes half a minute to compile one with large tiles.
 readonly ONLY=(
-  strategy=matrix split=none split=count:4 subgroups={1,4,12} tiles_unrolled={1,2} tile_tokens={8,16}
+  strategy=matrix strategy=matrix_lanes split=none split=count:4 subgroups={1,4,12}
+  tiles_unrolled={1,2} tile_tokens={8,16}
 )
 readonly NOT_AGAIN='matrices_are_right' # tests that do what it does, for `make test` on a GPU
 readonly VALIDATION_S=1200 # it takes 10 minutes of processor time, on two cores or more

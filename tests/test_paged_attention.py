@@ -163,6 +163,36 @@ def matrix_variant(shape: str, text: str) -> str:
     return f"matrix subgroups=2 tile_rows={rows} tile_tokens=16 matrix_shape={shape} {text}"
 
 
+@pytest.mark.parametrize(
+    ("geometry", "text"),
+    [
+        ((64, 16, 4, 2), "subgroups=4 prefetch=1 split=count:4 combine_slices=2"),
+        ((64, 5, 1, 1), "subgroups=2 exchange=convert prefetch=1 split=none"),
+        ((64, 16, 12, 1), "subgroups=2 split=count:2"),
+        ((64, 32, 7, 2), "subgroups=1 exchange=convert split=none"),
+    ],
+)
+def test_lane_fed_matrices_are_right_where_the_device_has_them(
+    vulkan_runner: VulkanRunner,
+    matrix_shape: str,
+    cases: ResidentCases,
+    geometry: tuple[int, int, int, int],
+    text: str,
+) -> None:
+    info, of = vulkan_runner.info, problem(*geometry, element="f16")
+    whole = lane_matrix_variant(matrix_shape, text, tiles=2 if geometry[2] > 8 else 1)
+    if found := reasons(FAMILY, variant(FAMILY, whole, info), of, info):
+        pytest.skip("; ".join(found))
+    assert judged(vulkan_runner, FAMILY, of, whole, cases=cases).failure is None
+
+
+def lane_matrix_variant(shape: str, text: str, *, tiles: int = 1) -> str:
+    """A variant fed by lanes: rows for so many matrices, tokens for as few as can be."""
+    m, n, k = map(int, shape.split("x"))
+    sizes = f"tile_rows={tiles * n} tile_tokens={max(m, k)} matrix_shape={shape}"
+    return f"matrix_lanes {sizes} {text}"
+
+
 # Kernels broken on purpose
 
 LANES = "lanes subgroups=2 tile_rows=4 lanes_per_token=8 split=count:4"
@@ -263,6 +293,34 @@ def test_a_broken_matrix_kernel_is_caught(
     assert_caught(vulkan_runner, FAMILY, problem(element="f16"), mistake, cases)
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong", "says"),
+    [
+        ("sums[0][i][0] *= correction_0[0];", "", ""),
+        ("score_row + 0u < seen", "score_row + 1u < seen", ""),
+        ("= values[chunk +", "= keys[chunk +", ""),
+        ("min(start + within, end - 1u)", "start + within", "NaN"),
+        ("slot < SUBGROUPS * MERGED;", "slot < MERGED;", ""),
+        ("merged = min(MERGED, rows - first)", "merged = 1u", "NaN"),
+    ],
+    ids=[
+        *("not rescaled", "mask one key short", "keys for values", "poisoned tail of a block"),
+        *("one subgroup's tokens", "rows not written"),
+    ],
+)
+def test_a_broken_kernel_fed_by_lanes_is_caught(
+    vulkan_runner: VulkanRunner,
+    matrix_shape: str,
+    cases: ResidentCases,
+    right: str,
+    wrong: str,
+    says: str,
+) -> None:
+    text = lane_matrix_variant(matrix_shape, "subgroups=2 split=none")
+    mistake = Mistake(variant=text, right=right, wrong=wrong, says=says)
+    assert_caught(vulkan_runner, FAMILY, problem(element="f16"), mistake, cases)
+
+
 @pytest.mark.parametrize("text", ["baseline", LANES, TILES], ids=["baseline", "lanes", "tiles"])
 def test_what_is_broken_here_was_right(
     vulkan_runner: VulkanRunner, cases: ResidentCases, text: str
@@ -325,6 +383,7 @@ def test_spaces_are_large_and_every_strategy_is_in_them() -> None:
         "lanes",
         "tiles",
         "matrix",
+        "matrix_lanes",
     }
     assert {values["strategy"] for values in found["GPU bf16"]} == {"baseline", "lanes", "tiles"}
     assert all(len(variants) > 500 for variants in found.values())

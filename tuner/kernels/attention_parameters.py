@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from tuner.kernels import attention_strategies as strategies
 from tuner.kernels import subgroups
 from tuner.kernels.base import Parameter, Values
-from tuner.kernels.matrix_units import EXCHANGE, by_matrix
+from tuner.kernels.matrix_units import EXCHANGE
 
 POLICIES = (
     "none",
@@ -20,6 +22,11 @@ def _by_lanes(values: Values) -> bool:
     return values["strategy"] == "lanes"
 
 
+def by_matrices(values: Values) -> bool:
+    """Whether the strategy multiplies on matrix units."""
+    return values["strategy"] in strategies.MATRIX_STRATEGIES
+
+
 def _by_tiles(values: Values) -> bool:
     return values["strategy"] == "tiles"
 
@@ -27,13 +34,13 @@ def _by_tiles(values: Values) -> bool:
 PARAMETERS = (
     Parameter(
         name="strategy",
-        values=("baseline", "lanes", "tiles", "matrix"),
+        values=("baseline", "lanes", "tiles", "matrix", "matrix_lanes"),
         help="baseline: one thread per query row, two passes over K. lanes: for few rows, KV goes "
-        "straight to registers. tiles: KV tiles in shared memory, for many rows. matrix: the same "
-        "with cooperative matrices",
+        "straight to registers. tiles: KV tiles in shared memory, for many rows. matrix, "
+        "matrix_lanes: tiles and lanes with cooperative matrices",
     ),
     subgroups.SIZE,
-    subgroups.per_workgroup(1, 2, 4, 8),
+    subgroups.per_workgroup(1, 2, 4, 8, 16),
     Parameter(
         name="tile_rows",
         values=(1, 2, 4, 8, 16, 32, 64, 128),
@@ -55,8 +62,8 @@ PARAMETERS = (
     Parameter(
         name="tile_tokens",
         values=(8, 16, 32, 64),
-        help="tokens of a tile staged by the whole workgroup",
-        used=lambda values: values["strategy"] in ("tiles", "matrix"),
+        help="tokens of a tile staged by the whole workgroup; for matrix_lanes, of each subgroup's",
+        used=lambda values: values["strategy"] in ("tiles", *strategies.MATRIX_STRATEGIES),
     ),
     Parameter(
         name="lanes_per_row",
@@ -73,15 +80,16 @@ PARAMETERS = (
     Parameter(
         name="matrix_shape",
         values=strategies.SHAPES,
-        help="cooperative-matrix shape: rows x tokens x terms",
-        used=by_matrix,
+        help="cooperative-matrix shape: rows x tokens x terms; tokens x rows x terms for "
+        "matrix_lanes",
+        used=by_matrices,
     ),
-    EXCHANGE,
+    dataclasses.replace(EXCHANGE, used=by_matrices),
     Parameter(
         name="prefetch",
         values=(0, 1),
         help="1: the loads of the next tile are issued before the present one is computed",
-        used=by_matrix,
+        used=by_matrices,
     ),
     Parameter(
         name="split",
@@ -119,6 +127,33 @@ MATRIX_STARTS: tuple[Values, ...] = tuple(
         (1, 16, 1, "device:8"),
     )
 )
+MATRIX_LANE_STARTS: tuple[Values, ...] = tuple(
+    {
+        "strategy": "matrix_lanes",
+        "subgroup_size": size,
+        "matrix_shape": shape,
+        "subgroups": subgroups,
+        "tile_rows": rows,
+        "tile_tokens": 8 if size == 8 else 16,
+        "exchange": exchange,
+        "prefetch": prefetch,
+        "split": split,
+        "combine_slices": 4,
+    }
+    for subgroups, exchange, prefetch, split in (
+        (16, "shared", 0, "device:1"),
+        (4, "convert", 1, "device:4"),
+        (4, "shared", 0, "device:4"),
+        (8, "shared", 1, "device:2"),
+    )
+    for size, shape, rows in (
+        (32, "16x8x16", 8),
+        (32, "16x8x16", 16),
+        (64, "16x16x16", 16),
+        (32, "16x16x16", 16),
+        (8, "8x8x8", 8),
+    )
+)
 LANE_STARTS: tuple[Values, ...] = tuple(
     {
         "strategy": "lanes",
@@ -147,4 +182,4 @@ TILE_STARTS: tuple[Values, ...] = tuple(
     for size, columns in ((32, 16), (64, 16), (16, 16), (8, 8))
     for split in ("none", "device:2")
 )
-STARTS = (*MATRIX_STARTS, *LANE_STARTS, *TILE_STARTS)
+STARTS = (*MATRIX_LANE_STARTS, *MATRIX_STARTS, *LANE_STARTS, *TILE_STARTS)

@@ -1,8 +1,12 @@
-"""Geometry and constraints of the strategies of paged attention: lanes, tiles and matrix."""
+"""Geometry and constraints of the strategies of paged attention: lanes, tiles and matrix.
+
+Strategy matrix_lanes has a module of its own.
+"""
 
 from __future__ import annotations
 
 from tuner.device_info import MatrixLayout
+from tuner.kernels import attention_matrix_lanes as matrix_lanes
 from tuner.kernels.attention_chunks import CHUNK_BYTES, chunks
 from tuner.kernels.base import Candidate, Constraint
 from tuner.kernels.matrix_decode import SHAPES
@@ -11,10 +15,19 @@ from tuner.kernels.matrix_units import by_matrix, exchange_reason, layout_of, sh
 MAX_LANE_WORDS = 224
 """32-bit words of queries, sums and chunks one lane may hold: GPUs give it 128 to 256."""
 MAX_LANE_ROWS = 16
+MATRIX_STRATEGIES = ("matrix", "matrix_lanes")
 MAX_UNROLLED = 512
 """Vectors of four dimensions times rows in one unrolled step: beyond it compile times grow."""
 
-__all__ = ["CONSTRAINTS", "GRANULE_NEEDS", "SHAPES", "constants", "granule", "row_tiles"]
+__all__ = [
+    "CONSTRAINTS",
+    "GRANULE_NEEDS",
+    "MATRIX_STRATEGIES",
+    "SHAPES",
+    "constants",
+    "granule",
+    "row_tiles",
+]
 
 
 def vectors(c: Candidate) -> int:
@@ -27,6 +40,8 @@ def granule(c: Candidate) -> int:
     if c["strategy"] == "lanes":
         groups = c["subgroups"] * max(1, c["subgroup_size"] // c["lanes_per_token"])
         return int(groups * c["tokens_unrolled"])
+    if c["strategy"] == "matrix_lanes":
+        return matrix_lanes.granule(c)
     return int(c["tile_tokens"])
 
 
@@ -39,6 +54,8 @@ def constants(c: Candidate) -> dict[str, object]:
     """What the template of the attend pass needs beside the parameters."""
     if c["strategy"] == "lanes":
         return {}
+    if c["strategy"] == "matrix_lanes":
+        return matrix_lanes.constants(c)
     if c["strategy"] == "tiles":
         own = -(-chunks(c) // c["lanes_per_row"])
         return {
@@ -87,6 +104,8 @@ def _shared_bytes(c: Candidate) -> int:
         query = rows * (c.problem.head_size // 4 + 1) * 16
         staged = c["kv_buffers"] * tokens * (chunks(c) + 1) * CHUNK_BYTES
         return int(query + staged + rows * (tokens + 1) * 4)
+    if c["strategy"] == "matrix_lanes":
+        return matrix_lanes.shared_bytes(c)
     layout = layout_of(c.values, c.device)
     staged = 0 if layout is None else _staged_chunks(c, layout) * CHUNK_BYTES
     weights = 2 * rows * (tokens + 8) if c["exchange"] == "shared" else 0
@@ -161,20 +180,19 @@ def _check_tile_registers(c: Candidate) -> str | None:
 
 
 def _check_matrix_features(c: Candidate) -> str | None:
-    if not by_matrix(c.values):
+    strategy = c["strategy"]
+    if strategy not in MATRIX_STRATEGIES:
         return None
     device = c.device
     if c.problem.element != "f16":
         return (
-            f"matrix multiplies 16-bit floats as they are stored, not {c.problem.element}: "
+            f"{strategy} multiplies 16-bit floats as they are stored, not {c.problem.element}: "
             "rounding or overflow would change the answer"
         )
-    features = (device.cooperative_matrix, device.float16, device.vulkan_memory_model)
-    if not all((*features, device.storage_16bit, device.shared_memory_views)):
-        return (
-            "matrix needs KHR cooperative matrices, 16-bit floats and storage, Vulkan's memory "
-            "model and an explicit layout of shared memory"
-        )
+    if not (device.cooperative_matrix and device.float16 and device.vulkan_memory_model):
+        return f"{strategy} needs KHR cooperative matrices, 16-bit floats and Vulkan's memory model"
+    if by_matrix(c.values) and not (device.storage_16bit and device.shared_memory_views):
+        return "matrix needs 16-bit storage and an explicit layout of shared memory"
     return None
 
 
@@ -251,6 +269,7 @@ CONSTRAINTS = (
     Constraint(needs=(*_TILE, "matrix_shape"), check=_check_matrix),
     Constraint(needs=("strategy", "matrix_shape", "exchange"), check=_check_exchange),
     Constraint(needs=(*_TILE, "matrix_shape", "prefetch"), check=_check_matrix_registers),
+    *matrix_lanes.CONSTRAINTS,
     Constraint(
         needs=(*_TILE, "matrix_shape", "kv_buffers", "exchange"), check=_check_shared_memory
     ),

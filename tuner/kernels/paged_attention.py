@@ -12,7 +12,7 @@ from tuner.kernels import attention_strategies as strategies
 from tuner.kernels import subgroups
 from tuner.kernels.attention_chunks import INPUTS, WHOLE_CHUNKS, chunks, constants
 from tuner.kernels.attention_operands import make_operands, scalars, validation_cases
-from tuner.kernels.attention_parameters import PARAMETERS, STARTS
+from tuner.kernels.attention_parameters import PARAMETERS, STARTS, by_matrices
 from tuner.kernels.base import (
     ArithmeticClass,
     Binding,
@@ -25,7 +25,6 @@ from tuner.kernels.base import (
     ValidationCase,
     Values,
 )
-from tuner.kernels.matrix_units import by_matrix
 from tuner.kernels.splits import MANY_PARTS, SplitPlan, split_plan, split_reason
 from tuner.oracle.paged_attention import forward_reference, sampled_forward_reference
 from tuner.problems import PagedAttentionProblem
@@ -130,7 +129,7 @@ PUSH_FIELDS = (
 
 
 def _arithmetic(values: Values) -> ArithmeticClass:
-    return "f16_matrix" if by_matrix(values) else "f32"
+    return "f16_matrix" if by_matrices(values) else "f32"
 
 
 def _passes(c: Candidate, given: Mapping[str, int | float]) -> tuple[Pass, ...]:
