@@ -26,7 +26,7 @@ TEMPLATE_DIR = Path(__file__).parent / "kernel_templates"
 # Two code points of Unicode's private-use area: no template has them, no string method splits
 # or strips at them.
 _OPEN, _CLOSE = "\ue000", "\ue001"
-_MARK = re.compile(f"{_OPEN}([^{_CLOSE}]*):([0-9]+){_CLOSE}")
+_MARK = re.compile(f"{_OPEN}[^{_CLOSE}]*{_CLOSE}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +145,23 @@ def _take_out_marks(template: str, marked: str) -> tuple[str, tuple[Origin, ...]
     origins: list[Origin | None] = []
     lines: list[str] = []
     for raw in marked.removesuffix("\n").split("\n"):
-        found = _MARK.findall(raw) if _OPEN in raw else []
-        line = (_MARK.sub("", raw) if found else raw).rstrip()
+        head, opened, tail = raw.rpartition(_OPEN)
+        mark, _, rest = tail.partition(_CLOSE)
+        line = ((_MARK.sub("", head) if _OPEN in head else head) + rest if opened else raw).rstrip()
         if not line and (not lines or not lines[-1]):
             continue
         lines.append(line)
-        origins.append(Origin(found[-1][0], int(found[-1][1])) if found else None)
+        origins.append(_marked_origin(mark) if opened else None)
     following = next((o for o in reversed(origins) if o), Origin(template, 1))
     line_map: list[Origin] = []
     for origin in reversed(origins):
         following = origin or following
         line_map.append(following)
     return "\n".join(lines) + "\n", tuple(reversed(line_map)) or (following,)
+
+
+@functools.cache
+def _marked_origin(mark: str) -> Origin:
+    """The line that a mark names: one object a template line, however many texts have it."""
+    template, _, line = mark.rpartition(":")
+    return Origin(template, int(line))

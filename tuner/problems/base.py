@@ -5,6 +5,7 @@ A problem is plain data. Operands are made from it by its family, with a seed.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from typing import Any, ClassVar
@@ -39,7 +40,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     @property
     def switched(self) -> dict[str, Any]:
         """The switches that are on, by name."""
-        defaults = {field.name: field.default for field in msgspec.structs.fields(self)}
+        if not self.SWITCHES:
+            return {}
+        defaults = _defaults(type(self))
         return {
             name: getattr(self, name)
             for name in self.SWITCHES
@@ -81,3 +84,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
         fields = msgspec.to_builtins(self)
         geometry = [value for name, value in fields.items() if name not in self.SIZES]
         return (*geometry, *(fields[name] for name in self.SIZES))
+
+
+@functools.cache
+def _defaults(kind: type[Problem]) -> dict[str, Any]:
+    """The defaults of a kind's fields by name: msgspec reads annotations anew at each question."""
+    return {field.name: field.default for field in msgspec.structs.fields(kind)}
