@@ -31,6 +31,7 @@ COMMANDS = (
     "calibrate",
     "bench",
     "tune",
+    "compare",
     "export",
     "plot",
 )
@@ -469,20 +470,6 @@ def test_a_torn_last_line_is_told_and_costs_only_itself(run: Run, copied: Path) 
     ran = run("export", "--format", "csv", "--out", copied, code=0)
     assert "cut off" in ran.err
     assert len((only_folder(copied) / "results.csv").read_text().splitlines()) > 1
-
-
-def test_nothing_to_export_or_plot(run: Run, tmp_path: Path) -> None:
-    for name in ("export", "plot"):
-        ran = run(name, "--out", tmp_path, code=1)
-        assert f"{tmp_path}: no results here: run `tuner tune` first" in ran.err
-
-
-def test_one_device_and_where_to_look_for_devices_exclude_each_other(
-    run: Run, tmp_path: Path
-) -> None:
-    for name in ("export", "plot"):
-        ran = run(name, tmp_path, "--out", tmp_path, code=2)
-        assert f"{tmp_path} and --out {tmp_path}: name one of them" in ran.err
 
 
 # Single measurements

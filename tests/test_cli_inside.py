@@ -229,7 +229,7 @@ def test_a_device_that_cannot_be_exported_does_not_hinder_the_others(tmp_path: P
     for name in ("a", "c"):
         (tmp_path / name / "records.jsonl").touch()
     result = CliRunner().invoke(app, ["export", "--format", "csv", "--out", str(tmp_path)])
-    assert (result.exit_code, result.stdout) == (1, f"{tmp_path / 'b' / 'results.csv'}\n")
+    assert (result.exit_code, result.stdout) == (2, f"{tmp_path / 'b' / 'results.csv'}\n")
     assert [line.split(":")[1].strip() for line in result.stderr.splitlines()] == [
         str(tmp_path / "a"),
         str(tmp_path / "c"),

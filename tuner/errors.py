@@ -70,6 +70,12 @@ class ResultsError(TunerError):
         super().__init__(f"{where}: {message}")
 
 
+class NoResultsError(ResultsError):
+    """No results where the caller said there are some: bad input, not a damaged file."""
+
+    exit_code = 2
+
+
 class TemplateError(TunerError):
     """A kernel template that does not render: undefined name, syntax error, missing file."""
 

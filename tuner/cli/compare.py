@@ -13,6 +13,7 @@ import typer
 
 from tuner.cli import options
 from tuner.cli.currency import UNTOLD, Earlier
+from tuner.cli.folders import one_device
 from tuner.cli.output import microseconds, note, print_json, print_table, say
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def _currency(info: DeviceInfo) -> Currency:
 
 def _records(source: str, out: Path) -> tuple[tuple[Record, ...], DeviceInfo | None]:
     """The records, and whose they are, if a snapshot beside them tells."""
-    from tuner.errors import ResultsError
+    from tuner.errors import NoResultsError
     from tuner.records import Record
     from tuner.results import Store
     from tuner.results.journal import read_journal
@@ -148,52 +149,13 @@ def _records(source: str, out: Path) -> tuple[tuple[Record, ...], DeviceInfo | N
     if path.is_file():
         records, repairs = read_journal(path, Record)
     else:
-        store = Store(_one_device(path, source, out), read_only=True)
+        store = Store(one_device(source, out), read_only=True)
         records, repairs, info = store.records(), store.repairs, store.device()
     for repair in repairs:
         note(f"note: {repair}")
     if not records:
-        raise ResultsError(path, "holds no records: tune first")
+        raise NoResultsError(path, "holds no records: tune first")
     return records, info
-
-
-def _one_device(path: Path, source: str, out: Path) -> Path:
-    """The folder of one device's results that is meant, by path or by the device's name."""
-    from tuner.errors import UnknownNameError, UsageError
-    from tuner.results import device_folders
-    from tuner.results.store import RECORDS
-
-    if (path / RECORDS).exists():
-        return path
-    if path.is_dir():
-        below = matching = device_folders(path)
-    else:
-        own, published = device_folders(out), device_folders(out / options.PUBLISHED)
-        below = own + published
-        matching = _of_device(source, own) or _of_device(source, published)
-    if len(matching) == 1:
-        return matching[0]
-    if matching:
-        listed = ", ".join(str(folder) for folder in matching)
-        raise UsageError(f"{source or path} stands for several devices: name one of {listed}")
-    raise UnknownNameError(
-        "results folder, records file or device",
-        source or path,
-        dict.fromkeys(folder.name for folder in below),
-    )
-
-
-def _of_device(wanted: str, folders: Sequence[Path]) -> tuple[Path, ...]:
-    """Those of the folders that hold results of a device so named, in part, or of its UUID."""
-    from tuner.results import Store
-
-    found, wanted = [], wanted.lower()
-    for folder in folders:
-        info = Store(folder, read_only=True).device()
-        names = (folder.name.lower(), info.name.lower() if info else "")
-        if any(wanted in name for name in names) or (info and info.uuid.startswith(wanted)):
-            found.append(folder)
-    return tuple(found)
 
 
 def _is_worse(found: SideBySide, limit: float) -> bool:

@@ -9,10 +9,11 @@ import typer
 
 from tuner.cli import options
 from tuner.cli.currency import Earlier
+from tuner.cli.folders import every_device
 from tuner.cli.output import note, print_json, say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from tuner.compile import Compiler
     from tuner.device_info import DeviceInfo
@@ -25,16 +26,18 @@ BEST_CONFIG, MARKDOWN = "best-config", "markdown"
 FORMATS = (BEST_CONFIG, "t4", "csv", MARKDOWN)
 PLOTS_FOLDER = "plots"
 
-Folder = Annotated[
-    Path | None,
+Source = Annotated[
+    str | None,
     typer.Argument(
-        metavar="FOLDER", help="One device's results; default: every device below --out."
+        metavar="RESULTS|DEVICE",
+        help="A folder of results, or a device with results below --out; default: every device "
+        "there.",
     ),
 ]
 
 
 def export(
-    folder: Folder = None,
+    source: Source = None,
     *,
     format_name: Annotated[
         str, typer.Option("--format", metavar="|".join(FORMATS), help="What to write.")
@@ -61,7 +64,7 @@ def export(
         )
     written: list[Path] = []
     failed: list[ResultsError] = []
-    for store in _stores(folder, out):
+    for store in _stores(every_device(source, out)):
         try:
             written += _written(store, format_name, cache, earlier=earlier)
         except ResultsError as error:
@@ -98,7 +101,7 @@ def _written(
 
 
 def plot(
-    folder: Folder = None,
+    source: Source = None,
     *,
     out: options.Out = options.RESULTS,
     earlier: Earlier = False,
@@ -112,7 +115,7 @@ def plot(
 
     written = [
         path
-        for store in _stores(folder, out)
+        for store in _stores(every_device(source, out))
         for path in save_plots(store, shown_records(store, earlier=earlier))
     ]
     if json:
@@ -122,25 +125,14 @@ def plot(
             say(str(path))
 
 
-def _stores(folder: Path | None, out: Path) -> Iterator[Store]:
+def _stores(folders: Iterable[Path]) -> Iterator[Store]:
     """The results to read, one after the other.
 
     Raises:
-        ResultsError: there are none, or they are damaged.
-        UsageError: both a folder and where to look for folders are named.
+        ResultsError: they are damaged.
     """
-    from tuner.errors import ResultsError, UsageError
-    from tuner.results import Store, device_folders
+    from tuner.results import Store
 
-    if folder is not None and out != options.RESULTS:
-        raise UsageError(
-            f"{folder} and --out {out}: name one of them; files are written beside the results"
-        )
-
-    # A folder of several devices' results will do as well.
-    folders = device_folders(out) if folder is None else device_folders(folder) or (folder,)
-    if not folders:
-        raise ResultsError(out, "no results here: run `tuner tune` first, or name another --out")
     for each in folders:
         store = Store(each, read_only=True)
         for repair in store.repairs:
@@ -168,9 +160,10 @@ def save_plots(store: Store, records: Sequence[Record]) -> list[Path]:
     """Draw all plots of a store, with these of its records, into the folder `plots` beside them.
 
     Raises:
-        ResultsError: there is nothing to draw, or the folder cannot be written to.
+        NoResultsError: there is nothing to draw.
+        ResultsError: the folder cannot be written to.
     """
-    from tuner.errors import ResultsError
+    from tuner.errors import NoResultsError
     from tuner.plots import (
         PLOTS,
         bandwidth_curves,
@@ -181,7 +174,7 @@ def save_plots(store: Store, records: Sequence[Record]) -> list[Path]:
     from tuner.results import read_peers
 
     if not records:
-        raise ResultsError(store.folder, "no records to plot: tune first")
+        raise NoResultsError(store.folder, "no records to plot: tune first")
     folder, device = store.folder / PLOTS_FOLDER, store.device()
     figures = {name: draw(records, device) for name, draw in PLOTS.items()}
     if peers := read_peers(store.folder):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tuner.device_info import DeviceInfo
-from tuner.errors import ResultsError, UnknownNameError
+from tuner.errors import NoResultsError, UnknownNameError
 from tuner.export import comma_separated, markdown, t4
 from tuner.export.chosen import Build, Exported, Objection, export_best_config
 from tuner.records import Record
@@ -35,13 +35,14 @@ def export_table(
 
     Raises:
         UnknownNameError: no such format.
-        ResultsError: there are no records, or the folder cannot be written to.
+        NoResultsError: there are no records.
+        ResultsError: the folder cannot be written to.
     """
     if name not in FORMATS:
         raise UnknownNameError("format", name, FORMATS)
     listed = store.records() if records is None else records
     if not listed:
-        raise ResultsError(store.folder, "no records to export: tune first")
+        raise NoResultsError(store.folder, "no records to export: tune first")
     target = Path(folder) if folder is not None else store.folder
     written = []
     for relative, text in FORMATS[name](listed, store.device()).items():

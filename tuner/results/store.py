@@ -13,7 +13,7 @@ from typing import Self
 import msgspec
 
 from tuner.device_info import DeviceInfo
-from tuner.errors import ResultsError, UsageError
+from tuner.errors import NoResultsError, ResultsError, UsageError
 from tuner.problems import Problem
 from tuner.records import Calibration, Record
 from tuner.results.files import reason, write_atomic
@@ -38,6 +38,7 @@ class Store:
         """Open the folder; for writing it is made where it is missing.
 
         Raises:
+            NoResultsError: there is no such folder to read.
             ResultsError: another process writes here, the folder or a file in it cannot be read or
                 written, a file is damaged or of another schema version; see the message.
         """
@@ -46,8 +47,7 @@ class Store:
         self._writers: tuple[JournalWriter[Record], JournalWriter[Calibration]] | None = None
         records_path, calibrations_path = self.folder / RECORDS, self.folder / CALIBRATIONS
         if read_only:
-            if not self.folder.is_dir():
-                raise ResultsError(self.folder, "no such folder of results")
+            _require_folder(self.folder)
             records, torn_records = read_journal(records_path, Record)
             calibrations, torn_calibrations = read_journal(calibrations_path, Calibration)
             self._records, self._calibrations = list(records), list(calibrations)
@@ -221,6 +221,13 @@ def merge(into: Store, source: Store) -> Merged:
 def device_folders(root: Path | str) -> tuple[Path, ...]:
     """The folders below `root` that hold a device's results, by name; none if `root` is missing."""
     return tuple(sorted(path.parent for path in Path(root).glob(f"*/{RECORDS}")))
+
+
+def _require_folder(folder: Path) -> None:
+    if folder.is_file():
+        raise NoResultsError(folder, "is a file: name the folder of results that it is in")
+    if not folder.is_dir():
+        raise NoResultsError(folder, "no such folder of results")
 
 
 def _storable(record: Record) -> Record:
