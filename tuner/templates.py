@@ -23,9 +23,9 @@ from tuner.errors import TemplateError
 TEMPLATE_DIR = Path(__file__).parent / "kernel_templates"
 """Where the kernel templates are: in the package, or behind its link to the top-level folder."""
 
-# Two code points of Unicode's private-use area: no template has them, no string method splits
-# or strips at them.
-_OPEN, _CLOSE = "\ue000", "\ue001"
+# Two control characters of ASCII: no template has them, no string method splits or strips at them,
+# and texts with them still take one byte a character.
+_OPEN, _CLOSE = "\x01", "\x02"
 _MARK = re.compile(f"{_OPEN}[^{_CLOSE}]*{_CLOSE}")
 
 

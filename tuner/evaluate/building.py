@@ -13,8 +13,9 @@ import msgspec
 from tuner import templates
 from tuner.compile import Compiled
 from tuner.device_info import DeviceInfo
+from tuner.errors import TemplateError
 from tuner.kernels.base import Candidate, Family, Pass, Values
-from tuner.kernels.space import canonical
+from tuner.kernels.space import canonical, require_legal
 from tuner.problems import Problem
 from tuner.runner.protocol import Job, JobPass
 from tuner.templates import Rendered
@@ -56,8 +57,13 @@ class Built:
     compile_seconds: float
 
 
+REMEMBERED = 128
+"""Sources that a `RenderMemo` keeps: as many as the variants of a problem have in common."""
+
+
 class RenderMemo:
-    """A `Render` that renders each context once: the passes of one variant for several problems."""
+    """A `Render` that does not render the same again soon: passes that variants, or one variant's
+    problems, have in common."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
@@ -66,9 +72,11 @@ class RenderMemo:
     def __call__(self, template: str, context: Mapping[str, Any]) -> Rendered:
         """As `tuner.templates.render`."""
         key = repr((template, sorted(context.items())))
-        if key not in self._rendered:
-            self._rendered[key] = self._render(template, context)
-        return self._rendered[key]
+        rendered = self._rendered.pop(key, None) or self._render(template, context)
+        self._rendered[key] = rendered  # Last, so that the first is what was used longest ago.
+        if len(self._rendered) > REMEMBERED:
+            del self._rendered[next(iter(self._rendered))]
+        return rendered
 
 
 class CompileMemo:
@@ -134,6 +142,45 @@ def render_passes(
         )
         for declared in family.passes(candidate, scalars or {})
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """A legal variant, its GLSL and its identity; `broken` is why there is no GLSL."""
+
+    candidate: Candidate
+    passes: tuple[RenderedPass, ...]
+    key: str
+    broken: TemplateError | None = None
+
+
+def named(
+    family: Family,
+    values: Values,
+    problem: Problem,
+    device: DeviceInfo,
+    compiler_identity: str,
+    *,
+    render: Render = templates.render,
+) -> Named:
+    """Render a variant for timing on a problem, and name it.
+
+    Raises:
+        IllegalVariantError: it is not legal there; says why.
+    """
+    require_legal(family, values, problem, device)
+    candidate = Candidate(canonical(family, values), problem, device)
+    passes: tuple[RenderedPass, ...] = ()
+    broken = None
+    try:
+        scalars = family.timing_scalars(problem)
+        passes = render_passes(
+            family, candidate.values, problem, device, scalars=scalars, render=render
+        )
+    except TemplateError as error:
+        broken = error
+    key = variant_key(family, candidate, passes, compiler_identity)
+    return Named(candidate=candidate, passes=passes, key=key, broken=broken)
 
 
 def build_job(

@@ -10,10 +10,9 @@ import msgspec
 
 from tuner import kernels, templates
 from tuner.device_info import DeviceInfo
-from tuner.errors import IllegalVariantError, TemplateError, TunerError
-from tuner.evaluate.building import Render, RenderMemo, render_passes, variant_key
-from tuner.kernels.base import Candidate, Family
-from tuner.kernels.space import canonical, require_legal
+from tuner.errors import IllegalVariantError, TunerError
+from tuner.evaluate.building import Render, RenderMemo, named
+from tuner.kernels.base import Family
 from tuner.records import Record
 
 CHANGED = "sources or compiler have changed since"
@@ -93,17 +92,8 @@ class Currency:
         if not isinstance(problem, family.problem_type):
             kind = f"the family solves problems of the kind {family.kind}"
             raise IllegalVariantError(family.name, problem.label, (kind,))
-        require_legal(family, record.values, problem, self._info)
-        values = canonical(family, record.values)
-        scalars = family.timing_scalars(problem)
-        try:
-            passes = render_passes(
-                family, values, problem, self._info, scalars=scalars, render=self._render
-            )
-        except TemplateError:
-            passes = ()  # As `Evaluator.draft` names a variant that cannot be rendered.
         card = msgspec.structs.replace(self._info, uuid=record.device_uuid)
-        return variant_key(family, Candidate(values, problem, card), passes, self._compiler)
+        return named(family, record.values, problem, card, self._compiler, render=self._render).key
 
 
 def _briefly(objection: str | None) -> str:
