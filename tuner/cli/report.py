@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -176,9 +177,9 @@ def save_plots(store: Store, records: Sequence[Record]) -> list[Path]:
     if not records:
         raise NoResultsError(store.folder, "no records to plot: tune first")
     folder, device = store.folder / PLOTS_FOLDER, store.device()
-    figures = {name: draw(records, device) for name, draw in PLOTS.items()}
-    if peers := read_peers(store.folder):
-        figures["context"] = utilisation_by_context(records, device, peers=peers)
+    by_context = functools.partial(utilisation_by_context, peers=read_peers(store.folder))
+    drawing = PLOTS | {"context": by_context}
+    figures = {name: draw(records, device) for name, draw in drawing.items()}
     if any(record.energy for record in records):
         figures["energy"] = energy_against_time(records, device)
     whole = [each for each in store.calibrations() if each.is_full]

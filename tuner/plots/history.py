@@ -99,6 +99,11 @@ def _panel(axes: Axes, outcome: Outcome) -> None:
     else:
         axes.set_yticks([])
         axes.text(0.5, 0.5, "no correct trial", transform=axes.transAxes, ha="center")
+    _mark_failures(axes, numbered)
+
+
+def _mark_failures(axes: Axes, numbered: Sequence[tuple[int, Record]]) -> None:
+    """A mark on the axis for each trial that failed."""
     for state, (marker, colour) in FAILURES.items():
         at = [n for n, record in numbered if record.state == state]
         if not at:

@@ -106,21 +106,8 @@ def utilisation_by_context(
     top = max([style.CEILING, *[y for p in shown for line in p.lines.values() for _, y in line]])
     for number, panel in enumerate(shown):
         axes = figure.add_subplot(lines, columns, number + 1)
-        for name, points in panel.lines.items():
-            axes.plot(
-                [x for x, _ in points],
-                [y for _, y in points],
-                **looks[name],
-                markersize=5,
-                linewidth=1.6,
-            )
-        for kind, points in panel.peers.items():
-            axes.plot(*zip(*points, strict=True), **peer_looks[kind], **PEER_LINE)
-        axes.axhline(style.CEILING, color=style.VERMILION, linestyle="--", linewidth=1.0)
+        _draw(axes, panel, looks | peer_looks)
         axes.set_ylim(0, top * 1.06)
-        axes.set_title(panel.name, size=style.TEXT_SIZE, color=style.TEXT, loc="left")
-        _token_axis(axes, sorted({x for line in panel.lines.values() for x, _ in line}))
-        style.dress(axes, grid="y")
         if number % columns == 0:
             axes.set_ylabel("% of read bandwidth", size=style.SMALL_SIZE, color=style.TEXT)
         if number + columns >= len(shown):
@@ -135,6 +122,18 @@ def utilisation_by_context(
     )
     style.legend(figure, handles, columns=4)
     return figure
+
+
+def _draw(axes: Axes, panel: _Panel, looks: dict[str, dict[str, Any]]) -> None:
+    """The lines of a panel, of strategies and of peers, each in its look."""
+    for name, points in panel.lines.items():
+        axes.plot(*zip(*points, strict=True), **looks[name], markersize=5, linewidth=1.6)
+    for kind, points in panel.peers.items():
+        axes.plot(*zip(*points, strict=True), **looks[kind], **PEER_LINE)
+    axes.axhline(style.CEILING, color=style.VERMILION, linestyle="--", linewidth=1.0)
+    axes.set_title(panel.name, size=style.TEXT_SIZE, color=style.TEXT, loc="left")
+    _token_axis(axes, sorted({x for line in panel.lines.values() for x, _ in line}))
+    style.dress(axes, grid="y")
 
 
 class _Panel(NamedTuple):
