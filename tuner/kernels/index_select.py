@@ -1,8 +1,7 @@
 """The best blocks of each row: radix select of the k largest scores, ties to the lowest block.
 
 Scores are not negative, so their bits order them. Rows with no more than k complete blocks are left
-alone. Lists are ascending and always the same, since ranks come from counts and never from the
-order in which atomics happen.
+alone. Lists are ascending and always the same: nothing depends on the order of atomics.
 """
 
 from __future__ import annotations
@@ -28,10 +27,14 @@ from tuner.oracle.indexer_references import sampled_select_reference, select_ref
 from tuner.problems import IndexerStepProblem
 
 BASELINE_THREADS = 1024
-STAGES = ("digit", "narrow", "write")
+STAGES = ("maxima", "select")
 """Passes of the strategy parts."""
-KEY_BITS = 31
-"""Of a float32 that is not negative."""
+MAX_HELD_KEYS = 32_768
+"""Keys in the registers of a workgroup: half of what a multiprocessor has."""
+MAX_LANE_MAXIMA = 64
+"""Largest keys of groups in the registers of a lane."""
+SHARED_WORDS = 8
+"""Single words in shared memory: a digit found, a range, counts."""
 
 
 def in_workgroup(values: Values) -> bool:
@@ -49,39 +52,39 @@ PARAMETERS = (
         name="strategy",
         values=("baseline", "workgroup", "parts"),
         help="baseline: one workgroup a row, digits of 4 bits, a run of blocks for each thread; "
-        "workgroup: the same by subgroups and their ballots; parts: several workgroups a row, in "
-        "three passes, of which the first two leave a few candidates to one workgroup",
+        "workgroup: one a row that lists the few keys at or above a bound, which the largest keys "
+        "of groups of keys give; parts: several workgroups find that bound and list, in two "
+        "passes, and the last one selects",
     ),
     subgroups.SIZE,
     Parameter(
         name="subgroups",
         values=(4, 8, 16, 32),
-        help="subgroups per workgroup, each with a run of blocks",
+        help="subgroups per workgroup",
         used=subgroups.tuned,
     ),
     Parameter(
         name="digit_bits",
-        values=(4, 8, 11),
-        help="bits of a score that one pass over the keys tells apart",
-        used=subgroups.tuned,
-    ),
-    Parameter(
-        name="aggregate",
-        values=(0, 1, 2),
-        help="digits that lanes have in common which are counted by one atomic of the subgroup",
+        values=(9, 11),
+        help="bits of a score that one pass over the candidates tells apart",
         used=subgroups.tuned,
     ),
     Parameter(
         name="items",
         values=(1, 2, 4, 8),
-        help="keys a lane reads before it uses any",
+        help="groups of keys for each thread, and keys it reads before it uses any",
         used=subgroups.tuned,
     ),
     Parameter(
         name="held",
-        values=(0, 8, 16),
-        help="keys (parts: candidates, too) a lane reads once and holds in registers; those beyond "
-        "are read for each digit",
+        values=(0, 8, 16, 32, 64),
+        help="keys a thread reads once and holds in registers; those beyond are read twice",
+        used=subgroups.tuned,
+    ),
+    Parameter(
+        name="listed",
+        values=(1024, 2048),
+        help="candidates that fit in shared memory; of more, all keys are read for each digit",
         used=subgroups.tuned,
     ),
     Parameter(
@@ -91,16 +94,6 @@ PARAMETERS = (
         used=in_parts,
     ),
 )
-
-
-def digits(bits: int, top: int = KEY_BITS) -> tuple[tuple[int, int], ...]:
-    """(shift, width) of each digit of a key below bit `top`, `bits` wide but for the last."""
-    found: list[tuple[int, int]] = []
-    while top:
-        width = min(bits, top)
-        top -= width
-        found.append((top, width))
-    return tuple(found)
 
 
 def _threads(c: Candidate) -> int:
@@ -114,13 +107,40 @@ def _check_threads(c: Candidate) -> str | None:
     return limits.threads_reason(c.device, _threads(c))
 
 
+def _lane_maxima(c: Candidate) -> int:
+    """Groups of keys whose largest a lane looks at."""
+    return int(c["items"]) * (int(c["parts"]) if in_parts(c.values) else 1)
+
+
+def _check_groups(c: Candidate) -> str | None:
+    if c["strategy"] == "baseline":
+        return None
+    groups, kept = _lane_maxima(c) * _threads(c), c.problem.kept_blocks
+    if groups < kept:
+        return (
+            f"the largest keys of {groups} groups are no bound for {kept} blocks: use more "
+            "subgroups, items or parts"
+        )
+    if _lane_maxima(c) > MAX_LANE_MAXIMA:
+        return f"a lane would look at {_lane_maxima(c)} groups, the limit is {MAX_LANE_MAXIMA}"
+    return None
+
+
+def _check_held(c: Candidate) -> str | None:
+    if c["strategy"] == "baseline" or c["held"] * _threads(c) <= MAX_HELD_KEYS:
+        return None
+    return (
+        f"{_threads(c)} threads would hold {c['held'] * _threads(c)} keys in registers, the limit "
+        f"is {MAX_HELD_KEYS}"
+    )
+
+
 def _check_shared_memory(c: Candidate) -> str | None:
     if c["strategy"] == "baseline":
         needed = 8 * _threads(c) + 4 * 16 + 8
     else:
-        needed = 4 * 2 ** int(c["digit_bits"]) + 8 * int(c["subgroups"]) + 12
-        if in_parts(c.values):
-            needed += 8 * int(c["parts"]) + 8
+        words = 2 ** int(c["digit_bits"]) + c["subgroups"] + 2 * c["listed"] + c.problem.kept_blocks
+        needed = 4 * int(words + SHARED_WORDS)
     limit = c.device.max_shared_memory_bytes
     return (
         f"needs {needed} bytes of shared memory, the device has {limit}" if needed > limit else None
@@ -132,12 +152,15 @@ def _check_rows(c: Candidate) -> str | None:
     return limits.groups_reason(c.device, (c["parts"], rows) if in_parts(c.values) else (rows,))
 
 
+_GROUPS = ("strategy", "subgroup_size", "subgroups", "items", "parts")
 CONSTRAINTS = (
-    subgroups.operations("basic", "arithmetic", "ballot", "shuffle"),
+    subgroups.operations("basic", "arithmetic", "ballot"),
     subgroups.SIZE_RULE,
     Constraint(needs=("strategy", "subgroup_size", "subgroups"), check=_check_threads),
+    Constraint(needs=_GROUPS, check=_check_groups),
+    Constraint(needs=("strategy", "subgroup_size", "subgroups", "held"), check=_check_held),
     Constraint(
-        needs=("strategy", "subgroup_size", "subgroups", "digit_bits", "parts"),
+        needs=("strategy", "subgroup_size", "subgroups", "digit_bits", "listed"),
         check=_check_shared_memory,
     ),
     Constraint(needs=("strategy", "parts"), check=_check_rows),
@@ -149,44 +172,31 @@ def select_passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pas
     rows = c.problem.rows
     constants = indexer.constants(c.problem)
     if c["strategy"] == "baseline":
-        return (
-            Pass(
-                name="select",
-                constants=constants | {"threads": _threads(c)},
-                push=indexer.push(scalars),
-                groups=(rows, 1, 1),
-                subgroup_size=None,
-            ),
-        )
-    table = digits(c["digit_bits"])
-    constants = constants | {"digits": table}
+        constants |= {"threads": _threads(c)}
 
-    def launch(name: str, groups: tuple[int, int, int], **more: object) -> Pass:
+    def launch(name: str, groups: tuple[int, int, int]) -> Pass:
         return Pass(
             name=name,
-            constants=constants | more,
+            constants=constants | {"stage": name},
             push=indexer.push(scalars),
             groups=groups,
             subgroup_size=subgroups.required_size(c),
         )
 
-    if in_workgroup(c.values):
-        return (launch("select", (rows, 1, 1)),)
-    constants |= {"top": table[0], "digits": table[1:]}
-    groups = (int(c["parts"]), rows, 1)
-    return tuple(launch(stage, groups, stage=stage) for stage in STAGES)
+    if in_parts(c.values):
+        return tuple(launch(stage, (int(c["parts"]), rows, 1)) for stage in STAGES)
+    return (launch("select", (rows, 1, 1)),)
 
 
 def scratch_bytes(c: Candidate) -> dict[str, int]:
-    """Counters, candidates and what passes tell each other, for the strategy parts."""
+    """Counters, candidates and the largest keys of groups, for the strategy parts."""
     if not in_parts(c.values):
-        return {"row_counters": 4, "candidates": 8, "partial_state": 4, "partial_counts": 4}
+        return {"row_counters": 4, "candidates": 8, "group_maxima": 4}
     rows = c.problem.rows
     return {
-        "row_counters": 4 * rows * (2 ** int(c["digit_bits"]) + 2),
-        "candidates": 8 * rows * c.problem.max_blocks,
-        "partial_state": 8 * rows,
-        "partial_counts": 8 * rows * int(c["parts"]),
+        "row_counters": 8 * rows,
+        "candidates": 8 * rows * int(c["listed"]),
+        "group_maxima": 4 * rows * _lane_maxima(c) * _threads(c),
     }
 
 
@@ -251,9 +261,13 @@ def make_operands(problem: IndexerStepProblem, inputs: str, seed: int) -> Operan
     )
 
 
+LONG_BLOCKS = MAX_HELD_KEYS + 1500
+"""More blocks than any variant's workgroup holds, lists or masks at a time."""
+
+
 def validation_cases(problem: IndexerStepProblem) -> tuple[ValidationCase, ...]:
     """Rows that select nothing, rows that cross the budget, all but one block, many more blocks
-    than are kept, ties of every kind."""
+    than are kept, more than are held in registers, ties of every kind."""
     rows, ratio, kept = problem.rows, problem.ratio, problem.kept_blocks
     budget = problem.budget
     return steps(
@@ -266,6 +280,8 @@ def validation_cases(problem: IndexerStepProblem) -> tuple[ValidationCase, ...]:
             "more": ("range", 1, budget + 2500 * ratio, 33 * ratio),
             "ties": ("ties", rows, budget + 130 * ratio + ratio - 1, 5),
             "zeros": ("zeros", 2, budget + 40 * ratio, 64 * ratio),
+            "unlisted": ("zeros", 1, budget + LONG_BLOCKS * ratio, 0),
+            "long": ("random", 1, budget + LONG_BLOCKS * ratio, ratio),
             "last_bits": ("last_bits", rows, budget + kept // 2 * ratio, 0),
             "falling": ("falling", 1, budget + 90 * ratio, 0),
         },
@@ -285,13 +301,20 @@ WORKGROUP_STARTS: tuple[Values, ...] = tuple(
         "strategy": "workgroup",
         "subgroup_size": size,
         "subgroups": subgroups,
-        "digit_bits": bits,
-        "aggregate": 1,
-        "items": 4,
+        "digit_bits": 11,
+        "items": items,
         "held": held,
+        "listed": 2048,
     }
-    for size, subgroups in ((32, 32), (64, 16), (16, 32), (8, 32), (8, 16))
-    for bits, held in ((8, 16), (11, 16), (8, 0))
+    for size, subgroups, held in (
+        (32, 32, 32),
+        (32, 32, 8),
+        (32, 16, 64),
+        (64, 16, 32),
+        (16, 32, 32),
+        (8, 32, 16),
+    )
+    for items in (4, 8)
 )
 PARTS_STARTS: tuple[Values, ...] = tuple(
     {
@@ -299,13 +322,13 @@ PARTS_STARTS: tuple[Values, ...] = tuple(
         "subgroup_size": size,
         "subgroups": subgroups,
         "digit_bits": 11,
-        "aggregate": 1,
-        "items": 4,
+        "items": 1,
         "held": held,
+        "listed": 2048,
         "parts": parts,
     }
-    for size, subgroups, held in ((32, 16, 8), (64, 8, 8), (32, 8, 16), (16, 16, 16), (8, 16, 16))
-    for parts in (16, 64)
+    for size, subgroups in ((32, 16), (64, 8), (32, 8), (16, 32), (8, 32))
+    for parts, held in ((16, 8), (32, 8), (64, 8))
 )
 
 INDEX_SELECT = Family(
@@ -324,8 +347,7 @@ INDEX_SELECT = Family(
             "block_mask",
             "row_counters",
             "candidates",
-            "partial_state",
-            "partial_counts",
+            "group_maxima",
         )
     ),
     push_fields=indexer.PUSH_FIELDS,

@@ -46,8 +46,7 @@ BINDINGS: Mapping[str, Binding] = {
         Binding(name="block_mask", buffer="block_mask", element="uint", role="output"),
         Binding(name="row_counters", buffer="row_counters", element="uint", role="counter"),
         Binding(name="candidates", buffer="candidates", element="uvec2", role="scratch"),
-        Binding(name="partial_state", buffer="partial_state", element="uint", role="scratch"),
-        Binding(name="partial_counts", buffer="partial_counts", element="uint", role="scratch"),
+        Binding(name="group_maxima", buffer="group_maxima", element="uint", role="scratch"),
     )
 }
 """Every view of every buffer by its name in GLSL, in the role it has where a step is by itself."""

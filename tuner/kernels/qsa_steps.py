@@ -156,31 +156,33 @@ SCORES: Mapping[str, Made] = {
 """All of them as exact as float32: the lists that come of the scores are held to be equal."""
 
 
-def _in_workgroup(bits: int, held: int) -> Made:
+def _in_workgroup(threads: int, held: int) -> Made:
+    """`held` keys a thread, or as many as subgroups of 8 lanes have registers for."""
+
     def made(size: int, _problem: QsaStepProblem) -> Mapping[str, Value]:
         return {
             "strategy": "workgroup",
             "subgroup_size": size,
-            "subgroups": min(32, 1024 // size),
-            "digit_bits": bits,
-            "aggregate": 1,
+            "subgroups": min(32, threads // size),
+            "digit_bits": 11,
             "items": 4,
-            "held": held,
+            "held": min(held, 16) if size == 8 else held,
+            "listed": 2048,
         }
 
     return made
 
 
-def _in_parts(parts: int) -> Made:
+def _in_parts(parts: int, threads: int) -> Made:
     def made(size: int, _problem: QsaStepProblem) -> Mapping[str, Value]:
         return {
             "strategy": "parts",
             "subgroup_size": size,
-            "subgroups": max(4, min(32, 512 // size)),
+            "subgroups": max(4, min(32, threads // size)),
             "digit_bits": 11,
-            "aggregate": 1,
-            "items": 4,
+            "items": 1,
             "held": 8,
+            "listed": 2048,
             "parts": parts,
         }
 
@@ -189,10 +191,11 @@ def _in_parts(parts: int) -> Made:
 
 SELECTS: Mapping[str, Made] = {
     BASELINE: _baseline,
-    "workgroup": _in_workgroup(8, 16),
-    "workgroup11": _in_workgroup(11, 16),
-    "parts16": _in_parts(16),
-    "parts64": _in_parts(64),
+    "workgroup": _in_workgroup(1024, 32),
+    "workgroup_short": _in_workgroup(1024, 8),
+    "workgroup_half": _in_workgroup(512, 64),
+    "parts16": _in_parts(16, 512),
+    "parts64": _in_parts(64, 256),
 }
 
 
