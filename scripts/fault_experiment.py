@@ -20,7 +20,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ from tuner.problems import Problem
 from tuner.records import Record, State
 from tuner.results import Store
 from tuner.results.outcomes import interval
-from tuner.runner.protocol import Execution, Job
+from tuner.runner.protocol import Assignment, Execution, Job
 from tuner.runner.vulkan import VulkanRunner
 from tuner.runner.worker import WorkerRunner
 from tuner.search import ProblemResult, Settings, Silent, Status, tune
@@ -54,11 +54,11 @@ class MortalRunner(VulkanRunner):
         self._fatal = frozenset(fatal)
         super().__init__(selector, **options)
 
-    def execute(self, job: Job, workload: str) -> Execution:
+    def execute(self, assignments: Sequence[Assignment]) -> Iterator[Execution]:
         """See `Runner.execute`."""
-        if name_of(job) in self._fatal:
+        if any(name_of(job) in self._fatal for job, _ in assignments):
             signal.raise_signal(signal.SIGSEGV)
-        return super().execute(job, workload)
+        return super().execute(assignments)
 
 
 def name_of(job: Job) -> str:

@@ -68,11 +68,11 @@ def launched(
 def launch(runner: Runner, job: Job, operands: Operands) -> Execution:
     """One launch of a job on the given operands; nothing past their ends is written."""
     runner.load("launched", operands.inputs, output_specs(operands))
-    runner.prepare(job)
+    runner.prepare([job])
     try:
-        execution = runner.execute(job, "launched")
+        (execution,) = runner.execute([(job, "launched")])
     finally:
-        runner.release(job)
+        runner.release([job])
         runner.unload("launched")
     assert execution.broken_guards == ()
     return execution

@@ -29,7 +29,7 @@ from tuner.errors import (
     TunerError,
     VulkanError,
 )
-from tuner.runner.fake import Call, FakeRunner, Method
+from tuner.runner.fake import Call, FakeRunner, Method, Workload
 from tuner.runner.protocol import Execution, Job
 from tuner.runner.worker import WorkerRunner
 
@@ -229,13 +229,20 @@ def toy(
 class _Small(FakeRunner):
     """Writes out of bounds where a `culprit` is told to: over its guard and over all operands."""
 
-    def execute(self, job: Job, workload: str) -> Execution:
+    def _execution(self, job: Job, resident: Workload) -> Execution:
         if job.passes[0].name != "execute: out of bounds":
-            return super().execute(job, workload)
-        for resident in self.workloads.values():
-            for array in resident.inputs.values():
+            return super()._execution(job, resident)
+        for each in self.workloads.values():
+            for array in each.inputs.values():
                 array.view(np.uint8)[...] = 0xDE
         return Execution(outputs={}, broken_guards=("o",))
+
+    def release(self, jobs: Sequence[Job]) -> None:
+        for each in jobs:
+            method, _, how = each.passes[0].name.partition(": ")
+            if method == "release":
+                misbehave(cast("How", how))
+        super().release(jobs)
 
 
 def small(
@@ -272,7 +279,7 @@ def small(
     return _Small(toy_device(), outputs=emulate, faults=faults, prepare_seconds=prepare_seconds)
 
 
-def culprit(how: How, method: Method = "execute", *, count: int = 1000) -> Job:
+def culprit(how: How, method: Method | Literal["release"] = "execute", *, count: int = 1000) -> Job:
     """A job that makes a `small` runner misbehave when that method is called with it."""
     return job(msgspec.structs.replace(step("idle", count=count), name=f"{method}: {how}"))
 

@@ -107,11 +107,17 @@ def copying(words: int) -> Job:
 
 def run(runner: Runner, made: Job, workload: str = "w") -> Execution:
     """Prepare, execute, release."""
-    runner.prepare(made)
+    runner.prepare([made])
     try:
-        return runner.execute(made, workload)
+        return executed(runner, made, workload)
     finally:
-        runner.release(made)
+        runner.release([made])
+
+
+def executed(runner: Runner, made: Job, workload: str = "w") -> Execution:
+    """One launch of a prepared job."""
+    (execution,) = runner.execute([(made, workload)])
+    return execution
 
 
 def operands(count: int = COUNT) -> dict[str, Array]:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.small_kernels import job, operands, outputs, slow_step, step
+from tests.small_kernels import executed, job, operands, outputs, slow_step, step
 from tests.toy_device import toy_device
 from tuner.device_info import DeviceInfo
 from tuner.errors import RunTimeoutError, VulkanError
@@ -150,9 +150,9 @@ def test_timestamps_need_bits_and_a_period(bits: int, period_ns: float, usable: 
 def loop(loaded_runner: VulkanRunner) -> Iterator[Any]:
     """A job of some hundred microseconds, prepared."""
     made = job(step("loop", count=512, factor=3000.0))
-    loaded_runner.prepare(made)
+    loaded_runner.prepare([made])
     yield made
-    loaded_runner.release(made)
+    loaded_runner.release([made])
 
 
 @pytest.mark.parametrize(
@@ -195,10 +195,10 @@ def test_both_clocks_and_both_measures_find_about_the_same(
 
 def test_batches_have_as_many_launches_as_asked_for(loaded_runner: VulkanRunner) -> None:
     scale = job(step("scale"))
-    loaded_runner.prepare(scale)
+    loaded_runner.prepare([scale])
     plan = msgspec.structs.replace(QUICK, measure="batched", batch_launches=7)
     measured = loaded_runner.measure(scale, "w", plan)
-    loaded_runner.release(scale)
+    loaded_runner.release([scale])
     assert measured.launches == 7
     assert measured.warmup_launches >= 1
 
@@ -230,21 +230,21 @@ def test_a_stream_that_outlasts_its_deadline_leaves_the_runner_usable(
     runner = open_runner(timeout_s=0.05)
     runner.load("w", operands(), outputs())
     slow = job(slow_step(runner.info))
-    runner.prepare(slow)
+    runner.prepare([slow])
     plan = MeasurePlan(measure="batched", batch_launches=2, clock="host", max_submission_ms=1e6)
     with pytest.raises(RunTimeoutError):
         runner.measure(slow, "w", plan)
-    runner.release(slow)
+    runner.release([slow])
     runner.unload("w")
     scale = job(step("scale"))
-    runner.prepare(scale)
+    runner.prepare([scale])
     deadline = time.monotonic() + 60.0
     output = None
     while output is None:
         assert time.monotonic() < deadline
         with contextlib.suppress(RunTimeoutError):
             runner.load("again", operands(), outputs())
-            output = runner.execute(scale, "again").outputs["o"]
+            output = executed(runner, scale, "again").outputs["o"]
     np.testing.assert_array_equal(output, 2.0 * operands()["a"])
 
 

@@ -174,8 +174,8 @@ def test_features_that_a_device_has_are_enabled(vulkan_runner: VulkanRunner) -> 
         """
         made = JobPass(name=extension, spirv=spirv(source), push=b"", groups=(1, 1, 1))
         job = Job(passes=(made,), bindings=("o",), scratch_bytes={})
-        vulkan_runner.prepare(job)
-        vulkan_runner.release(job)
+        vulkan_runner.prepare([job])
+        vulkan_runner.release([job])
 
 
 # --- nothing to work with ----------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from tests.small_kernels import job, operands, outputs, step
+from tests.small_kernels import executed, job, operands, outputs, step
 from tuner.errors import DeviceLostError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def test_a_lost_device_is_told_with_the_drivers_account(
     runner = open_runner()
     runner.load("w", operands(), outputs())
     scale = job(step("scale"))
-    runner.prepare(scale)
+    runner.prepare([scale])
     real = _vk.lib
     telling = msgspec.structs.replace(runner.info, device_fault=True)
     monkeypatch.setattr(runner._device, "info", telling)
@@ -87,7 +87,7 @@ def test_a_lost_device_is_told_with_the_drivers_account(
 
     monkeypatch.setattr(_vk, "lib", Losing())
     with pytest.raises(DeviceLostError, match="invalid write at 0x7f0012345000") as caught:
-        runner.execute(scale, "w")
+        executed(runner, scale)
     monkeypatch.undo()
     assert caught.value.faults == LINES
     assert caught.value.call == call

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.small_kernels import COUNT, job, kernel, operands, outputs, run, spirv, step
+from tests.small_kernels import COUNT, executed, job, kernel, operands, outputs, run, spirv, step
 from tuner.errors import UsageError, VulkanError
 from tuner.runner.protocol import Job, JobPass, OutputSpec
 
@@ -33,7 +33,7 @@ def test_what_breaks_a_limit_is_refused_with_the_limit(
     loaded_runner: VulkanRunner, fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        loaded_runner.prepare(job(step("scale", **fields)))
+        loaded_runner.prepare([job(step("scale", **fields))])
 
 
 @pytest.mark.parametrize("code", [b"", b"not SPIR-V at all!!", b"\x03\x02\x23\x07x"])
@@ -42,15 +42,15 @@ def test_bytes_that_are_no_spirv_never_reach_the_driver(
 ) -> None:
     made = JobPass(name="junk", spirv=code, push=b"", groups=(1, 1, 1))
     with pytest.raises(UsageError, match="no SPIR-V"):
-        loaded_runner.prepare(Job(passes=(made,), bindings=("a",), scratch_bytes={}))
+        loaded_runner.prepare([Job(passes=(made,), bindings=("a",), scratch_bytes={})])
 
 
 def test_a_binding_without_a_buffer_is_named(loaded_runner: VulkanRunner) -> None:
     made = msgspec.structs.replace(job(step("scale")), bindings=("a", "t", "elsewhere"))
-    loaded_runner.prepare(made)
+    loaded_runner.prepare([made])
     with pytest.raises(UsageError, match="'elsewhere'"):
-        loaded_runner.execute(made, "w")
-    loaded_runner.release(made)
+        executed(loaded_runner, made)
+    loaded_runner.release([made])
 
 
 def test_a_required_subgroup_size_reaches_the_kernel(loaded_runner: VulkanRunner) -> None:
@@ -82,15 +82,15 @@ def test_jobs_that_run_the_same_code_share_its_pipeline(
     first, second = job(step("scale", factor=3.0)), job(step("scale", count=64, factor=5.0))
     both = job(step("stage"), step("scale", factor=7.0), scratch=2 * COUNT)
     for each in (first, second, both):
-        loaded_runner.prepare(each)
+        loaded_runner.prepare([each])
     assert [key.spirv for key in made] == [kernel("scale"), kernel("stage")]
-    loaded_runner.release(first)
-    loaded_runner.release(both)
+    loaded_runner.release([first])
+    loaded_runner.release([both])
     assert len(programs) == before + 1
     np.testing.assert_array_equal(
-        loaded_runner.execute(second, "w").outputs["o"][:64], 5.0 * operands()["a"][:64]
+        executed(loaded_runner, second).outputs["o"][:64], 5.0 * operands()["a"][:64]
     )
-    loaded_runner.release(second)
+    loaded_runner.release([second])
     assert len(programs) == before
 
 
@@ -103,10 +103,10 @@ def test_what_changes_a_pipeline_keeps_jobs_apart(loaded_runner: VulkanRunner) -
     jobs = [job(each) for each in (plain, *others)]
     jobs.append(msgspec.structs.replace(jobs[0], bindings=("a", "t", "o", "a")))
     for each in jobs:
-        loaded_runner.prepare(each)
+        loaded_runner.prepare([each])
     assert len(loaded_runner._pipelines.programs) == len(jobs)
     for each in jobs:
-        loaded_runner.release(each)
+        loaded_runner.release([each])
 
 
 def test_threads_that_prepare_the_same_code_at_once_share_it(
@@ -124,12 +124,12 @@ def test_threads_that_prepare_the_same_code_at_once_share_it(
     monkeypatch.setattr(programs, "_destroy", lambda old: destroyed.append(old) or destroy(old))
     jobs = [job(step("loop", factor=float(number))) for number in range(4)]
     with ThreadPoolExecutor(len(jobs)) as pool:
-        list(pool.map(loaded_runner.prepare, jobs))
+        list(pool.map(loaded_runner.prepare, [[each] for each in jobs]))
     assert len(programs) == 1
     assert len(destroyed) == len(jobs) - 1
     for each in jobs:
-        loaded_runner.execute(each, "w")
-        loaded_runner.release(each)
+        executed(loaded_runner, each)
+        loaded_runner.release([each])
     assert len(programs) == 0
 
 
@@ -146,8 +146,10 @@ def test_a_job_that_the_driver_refuses_leaves_no_program_behind(
 
     monkeypatch.setattr(programs, "_make", refuse)
     with pytest.raises(VulkanError):
-        loaded_runner.prepare(job(step("stage"), step("finish")))
+        loaded_runner.prepare([job(step("scale")), job(step("stage"), step("finish"))])
     assert len(programs) == 0
+    with pytest.raises(UsageError, match="not prepared"):
+        executed(loaded_runner, job(step("scale")))
 
 
 def test_the_width_of_a_workgroup_is_read_from_spirv() -> None:
@@ -184,8 +186,9 @@ def test_the_drivers_statistics_are_kept(loaded_runner: VulkanRunner) -> None:
     if not loaded_runner.info.pipeline_executable_properties:
         pytest.skip("this driver has no statistics")
     scale = job(step("scale"))
-    (statistics,) = loaded_runner.prepare(scale).statistics
-    loaded_runner.release(scale)
+    (prepared,) = loaded_runner.prepare([scale])
+    (statistics,) = prepared.statistics
+    loaded_runner.release([scale])
     assert statistics.name == "scale"
     assert statistics.statistics
 
@@ -211,7 +214,7 @@ def test_a_damaged_or_unwritable_cache_does_no_harm(
     (kept,) = tmp_path.iterdir()
     kept.write_bytes(kept.read_bytes()[:20] + b"junk")
     runner = open_runner(cache_dir=tmp_path)
-    runner.prepare(job(step("scale")))
+    runner.prepare([job(step("scale"))])
     runner.close()
     blocked = tmp_path / "file"
     blocked.write_text("a file where the folder should be")

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.small_kernels import COUNT, copying, job, operands, outputs, run, step
+from tests.small_kernels import COUNT, copying, executed, job, operands, outputs, run, step
 from tuner.errors import OutOfMemoryError, UsageError
 from tuner.runner.protocol import MeasurePlan, OutputSpec
 
@@ -55,15 +55,15 @@ def test_state_is_what_was_loaded_before_every_execution(loaded_runner: VulkanRu
     before = {"o": np.full(COUNT, 7.0, np.float32)}
     made = job(step("accumulate"))
     loaded_runner.load("state", operands() | before, outputs(), copies=3)
-    loaded_runner.prepare(made)
+    loaded_runner.prepare([made])
     wanted = 7.0 + 2.0 * operands()["a"]
-    np.testing.assert_array_equal(loaded_runner.execute(made, "state").outputs["o"], wanted)
+    np.testing.assert_array_equal(executed(loaded_runner, made, "state").outputs["o"], wanted)
     plan = MeasurePlan(warmup_ms=0.0, min_samples=7, max_samples=7, settle_ms=0.0)
     assert len(loaded_runner.measure(made, "state", plan).samples_ns) == 7
-    again = loaded_runner.execute(made, "state")
+    again = executed(loaded_runner, made, "state")
     np.testing.assert_array_equal(again.outputs["o"], wanted)
     assert again.broken_guards == ()
-    loaded_runner.release(made)
+    loaded_runner.release([made])
     loaded_runner.unload("state")
 
 
@@ -107,7 +107,7 @@ def test_every_guard_word_on_both_sides_is_checked(
     from tuner.runner._execution import run_checked
 
     scale = job(step("scale"))
-    loaded_runner.prepare(scale)
+    loaded_runner.prepare([scale])
     launch, (buffers,) = loaded_runner._launch(scale, loaded_runner._workloads["w"].copies[:1])
 
     class Vandal:
@@ -126,7 +126,7 @@ def test_every_guard_word_on_both_sides_is_checked(
         commands=loaded_runner._commands,
     )
     launch.close()
-    loaded_runner.release(scale)
+    loaded_runner.release([scale])
     assert execution.broken_guards == (name,)
 
 
@@ -168,7 +168,7 @@ def test_each_copy_has_the_operands_at_addresses_of_its_own(loaded_runner: Vulka
     from tuner.runner._commands import COMPUTE_TO_TRANSFER
 
     scale = job(step("scale"))
-    loaded_runner.prepare(scale)
+    loaded_runner.prepare([scale])
     resident = loaded_runner._workloads["w"]
     handles = {_vk.ffi.cast("uintptr_t", copy["a"].buffer) for copy in resident.copies}
     assert len(set(map(int, handles))) == 3
@@ -184,7 +184,7 @@ def test_each_copy_has_the_operands_at_addresses_of_its_own(loaded_runner: Vulka
         )
         np.testing.assert_array_equal(read.view(np.float32), 2.0 * operands()["a"])
     launch.close()
-    loaded_runner.release(scale)
+    loaded_runner.release([scale])
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -197,10 +197,10 @@ def test_a_buffer_that_no_kernel_could_bind_is_refused(loaded_runner: VulkanRunn
         loaded_runner.load("huge", operands(), huge)
     assert caught.value.available_bytes == limit
     scale = job(step("scale"), scratch=limit // 4 + 1)
-    loaded_runner.prepare(scale)
+    loaded_runner.prepare([scale])
     with pytest.raises(OutOfMemoryError, match="buffer 't'"):
-        loaded_runner.execute(scale, "w")
-    loaded_runner.release(scale)
+        executed(loaded_runner, scale)
+    loaded_runner.release([scale])
 
 
 def test_scratch_grows_from_job_to_job(loaded_runner: VulkanRunner) -> None:

@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -675,10 +675,10 @@ def test_a_lost_device_is_not_asked_to_clean_up(journal: Path) -> None:
             self.lost = True
             raise DeviceLostError("vkWaitForFences", "VK_ERROR_DEVICE_LOST", -4)
 
-        def release(self, job: Job) -> None:
+        def release(self, jobs: Sequence[Job]) -> None:
             if self.lost:
                 raise DeviceLostError("vkDestroyPipeline", "VK_ERROR_DEVICE_LOST", -4)
-            super().release(job)
+            super().release(jobs)
 
         def unload(self, name: str) -> None:
             if self.lost:
@@ -838,11 +838,11 @@ def test_a_cpu_device_is_never_timed_while_variants_are_prepared(journal: Path) 
     seen: list[list[str]] = []
 
     class Careful(FakeRunner):
-        def prepare(self, job: Job) -> Any:
+        def prepare(self, jobs: Sequence[Job]) -> Any:
             active.append("prepare")
             time.sleep(0.005)
             try:
-                return super().prepare(job)
+                return super().prepare(jobs)
             finally:
                 active.remove("prepare")
 

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.small_kernels import job, operands, outputs, run, slow_step, spirv, step
+from tests.small_kernels import executed, job, operands, outputs, run, slow_step, spirv, step
 from tuner.errors import OutOfMemoryError, RunTimeoutError, UsageError
 from tuner.runner.protocol import JobPass, MeasurePlan
 
@@ -46,9 +46,9 @@ def test_samples_and_warm_up_rotate_over_the_copies_without_starting_over(
 
     monkeypatch.setattr(Launch, "record", record)
     scale = job(step("scale"))
-    loaded_runner.prepare(scale)
+    loaded_runner.prepare([scale])
     loaded_runner.measure(scale, "w", QUICK)
-    loaded_runner.release(scale)
+    loaded_runner.release([scale])
     assert len(order) > 6
     assert order == [n % 3 for n in range(len(order))]
 
@@ -58,9 +58,9 @@ def test_a_longer_launch_takes_longer(loaded_runner: VulkanRunner) -> None:
     medians = []
     for iterations in (500, 20_000):
         made = job(step("loop", count=512, factor=float(iterations)))
-        loaded_runner.prepare(made)
+        loaded_runner.prepare([made])
         medians.append(float(np.median(loaded_runner.measure(made, "w", plan).samples_ns)))
-        loaded_runner.release(made)
+        loaded_runner.release([made])
     assert medians[1] > 2.0 * medians[0]
 
 
@@ -129,11 +129,11 @@ def test_work_that_outlasts_its_deadline_is_reported_and_survived(
     runner = open_runner(timeout_s=0.02)
     runner.load("w", operands(), outputs())
     slow, scale = job(slow_step(runner.info)), job(step("scale"))
-    runner.prepare(slow)
-    runner.prepare(scale)
+    runner.prepare([slow])
+    runner.prepare([scale])
     with pytest.raises(RunTimeoutError, match="one launch did not end"):
-        runner.execute(slow, "w")
-    runner.release(slow)
+        executed(runner, slow)
+    runner.release([slow])
     runner.unload("w")
     deadline = time.monotonic() + 60.0
     output = None
@@ -141,7 +141,7 @@ def test_work_that_outlasts_its_deadline_is_reported_and_survived(
         assert time.monotonic() < deadline
         with contextlib.suppress(RunTimeoutError):
             runner.load("again", operands(), outputs())
-            output = runner.execute(scale, "again").outputs["o"]
+            output = executed(runner, scale, "again").outputs["o"]
     np.testing.assert_array_equal(output, 2.0 * operands()["a"])
 
 
@@ -151,10 +151,10 @@ def test_closing_does_not_wait_for_a_device_that_hangs(
     runner = open_runner(timeout_s=0.02)
     runner.load("w", operands(), outputs())
     slow = job(slow_step(runner.info))
-    runner.prepare(slow)
+    runner.prepare([slow])
     before = set(threading.enumerate())
     with pytest.raises(RunTimeoutError):
-        runner.execute(slow, "w")
+        executed(runner, slow)
     runner.close()
     (late,) = set(threading.enumerate()) - before
     late.join(60.0)

@@ -31,7 +31,9 @@ from tests.fault_stub import (
     wait_for,
     worker,
 )
-from tests.small_kernels import job, operands, outputs, run, step
+from tests.small_kernels import executed, job, operands, outputs, run, step
+from tests.toy_device import toy_device
+from tests.toy_family import TOY, ToyCompiler, toy_problem, toy_render
 from tuner.errors import (
     DeviceLostError,
     NoDeviceError,
@@ -44,13 +46,15 @@ from tuner.errors import (
     VulkanError,
     WorkerDiedError,
 )
+from tuner.evaluate import Evaluator, Session
 from tuner.runner._deadlines import Deadlines
 from tuner.runner._worker_arrays import INLINE_BYTES, pack, unpack
 from tuner.runner._worker_channel import Channel, ClosedError
 from tuner.runner._worker_gate import Gate
 from tuner.runner._worker_jobs import Jobs
+from tuner.runner._worker_main import _prepared
 from tuner.runner._worker_messages import Reply, encode, raised, raised_error
-from tuner.runner.fake import Method
+from tuner.runner.fake import Call, FakeRunner, Method
 from tuner.runner.protocol import (
     Execution,
     Job,
@@ -274,7 +278,7 @@ def test_pipelines_are_made_side_by_side(make: Make) -> None:
     jobs = [job(step("scale", factor=float(n))) for n in range(12)]
     started = time.monotonic()
     with ThreadPoolExecutor(12) as pool:
-        list(pool.map(runner.prepare, jobs))
+        list(pool.map(runner.prepare, [[each] for each in jobs]))
     assert time.monotonic() - started < 12 * 0.25
 
 
@@ -335,13 +339,13 @@ def _lose(
     made = culprit(how, method)
     if method == "prepare":
         with pytest.raises(error, match=says):
-            runner.prepare(made)
+            runner.prepare([made])
     else:
-        runner.prepare(made)
-        call = runner.execute if method == "execute" else functools.partial(_measure, runner)
+        runner.prepare([made])
+        call = executed if method == "execute" else _measure
         with pytest.raises(error, match=says):
-            call(made, "w")
-        runner.release(made)
+            call(runner, made, "w")
+        runner.release([made])
     assert runner.losses == losses + 1
     assert is_right(runner)
     assert runner.losses == losses + 1
@@ -366,33 +370,87 @@ def test_other_errors_leave_the_worker_alive(
     assert (runner.pid, runner.losses) == (first, losses)
 
 
+@pytest.mark.parametrize(
+    ("how", "error", "says"),
+    [
+        ("segfault", WorkerDiedError, "SIGSEGV .* during a launch of execute: segfault on 'w'"),
+        ("hang", RunTimeoutError, "a launch of execute: hang on 'w' did not end within 2.5 s"),
+        ("lost", DeviceLostError, FAULT_LINE),
+        ("refused", VulkanError, "VK_ERROR_UNKNOWN"),
+    ],
+)
+def test_of_several_launches_the_one_that_fails_is_told_behind_those_before_it(
+    runner: WorkerRunner, how: How, error: type[TunerError], says: str
+) -> None:
+    bad, losses = culprit(how), runner.losses
+    runner.prepare([GOOD, bad])
+    executions = runner.execute([(GOOD, "w"), (GOOD, "w"), (bad, "w"), (GOOD, "w")])
+    for execution in (next(executions), next(executions)):
+        np.testing.assert_array_equal(execution.outputs["o"], 3.0 * operands()["a"])
+    with pytest.raises(error, match=says):
+        next(executions)
+    assert runner.losses - losses == (how != "refused")
+    runner.release([GOOD, bad])
+
+
+@pytest.mark.parametrize("how", ["refused", "segfault"])
+def test_of_several_jobs_all_are_prepared_or_none(runner: WorkerRunner, how: How) -> None:
+    error = VulkanError if how == "refused" else WorkerDiedError
+    with pytest.raises(error):
+        runner.prepare([GOOD, culprit(how, "prepare"), job(step("scale", factor=5.0))])
+    with pytest.raises(UsageError, match="not prepared"):
+        executed(runner, GOOD)
+
+
+def test_the_worker_gives_back_what_it_prepared_before_one_that_failed() -> None:
+    def refuse(call: Call) -> TunerError | None:
+        return VulkanError("vkCreateComputePipelines", "VK_ERROR_UNKNOWN", -13) if wrong else None
+
+    wrong, runner, jobs = False, FakeRunner(toy_device(), faults=refuse), Jobs()
+    answers = _prepared(runner, jobs, [GOOD, GOOD, job(step("idle"))])
+    assert next(answers).number == next(answers).number
+    assert len(runner.jobs) == 2
+    wrong = True
+    with pytest.raises(VulkanError):
+        next(answers)
+    assert runner.jobs == []
+    with pytest.raises(KeyError):
+        jobs.find(0)
+
+
+def test_each_of_several_jobs_has_its_own_time(make: Make) -> None:
+    runner = make(prepare_seconds=0.3, deadlines=dataclasses.replace(SHORT, prepare_s=1.2))
+    runner.prepare([job(step("scale", factor=float(n))) for n in range(5)])
+    assert runner.losses == 0
+
+
 def test_nobody_is_to_blame_for_a_worker_that_dies_while_idle(make: Make) -> None:
     runner = make()
     runner.load("w", operands(), outputs())
     runner.load("v", {"a": operands()["a"] + 1.0}, outputs(), copies=3)
-    runner.prepare(GOOD)
-    runner.prepare(GOOD)
+    runner.prepare([GOOD])
+    runner.prepare([GOOD])
     for losses in (1, 2):
         kill_worker(runner)
         assert runner.losses == losses
         np.testing.assert_array_equal(
-            runner.execute(GOOD, "v").outputs["o"], 3.0 * (operands()["a"] + 1.0)
+            executed(runner, GOOD, "v").outputs["o"], 3.0 * (operands()["a"] + 1.0)
         )
         assert runner.measure(GOOD, "v", PLAN).copies == 3
         assert runner.losses == losses
-    runner.release(GOOD)
-    runner.execute(GOOD, "w")
-    runner.release(GOOD)
+    runner.release([GOOD])
+    executed(runner, GOOD)
+    runner.release([GOOD])
     with pytest.raises(UsageError, match="not prepared"):
-        runner.execute(GOOD, "w")
+        executed(runner, GOOD)
 
 
 def test_freeing_things_starts_no_worker(make: Make) -> None:
     runner = make()
     runner.load("w", operands(), outputs())
-    runner.prepare(GOOD)
+    runner.prepare([GOOD])
     kill_worker(runner)
-    runner.release(GOOD)
+    runner.release([GOOD])
     runner.unload("w")
     assert runner.messages == ()
     assert not runner._workers.latest.alive
@@ -415,13 +473,23 @@ def test_who_writes_out_of_bounds_costs_the_worker_but_no_one_else(make: Make) -
     """What it wrote over is whatever lies there: operands of all that comes after it."""
     runner, bad = make(), culprit("out of bounds")
     runner.load("w", operands(), outputs())
-    runner.prepare(bad)
-    runner.prepare(GOOD)
+    runner.prepare([bad])
+    runner.prepare([GOOD])
     first = runner.pid
-    assert runner.execute(bad, "w").broken_guards == ("o",)
-    np.testing.assert_array_equal(runner.execute(GOOD, "w").outputs["o"], 3.0 * operands()["a"])
+    assert executed(runner, bad).broken_guards == ("o",)
+    np.testing.assert_array_equal(executed(runner, GOOD).outputs["o"], 3.0 * operands()["a"])
     assert runner.pid != first
     assert runner.losses == 0
+
+
+def test_nothing_is_launched_behind_a_write_out_of_bounds(make: Make, tmp_path: Path) -> None:
+    runner, bad = make(ledger=tmp_path / "calls"), culprit("out of bounds")
+    runner.load("w", operands(), outputs())
+    runner.prepare([GOOD, bad])
+    taken = list(runner.execute([(GOOD, "w"), (bad, "w"), (GOOD, "w")]))
+    assert [each.broken_guards for each in taken] == [(), ("o",)]
+    assert [method for method, _ in Ledger.read(tmp_path / "calls")].count("e") == 2
+    np.testing.assert_array_equal(executed(runner, GOOD).outputs["o"], 3.0 * operands()["a"])
 
 
 def test_loads_that_lose_the_worker_are_made_again(make: Make, tmp_path: Path) -> None:
@@ -442,10 +510,10 @@ def test_a_device_that_does_not_come_back_is_said(make: Make, tmp_path: Path) ->
     (tmp_path / "gone").touch()
     kill_worker(runner)
     with pytest.raises(NoWorkerError, match="no other one starts .Vulkan reports no device"):
-        runner.prepare(GOOD)
+        runner.prepare([GOOD])
     (tmp_path / "gone").unlink()
     with pytest.raises(NoWorkerError, match="no other one starts"):
-        runner.prepare(GOOD)
+        runner.prepare([GOOD])
 
 
 def test_another_device_in_its_place_is_refused(make: Make, tmp_path: Path) -> None:
@@ -453,7 +521,7 @@ def test_another_device_in_its_place_is_refused(make: Make, tmp_path: Path) -> N
     (tmp_path / "other").touch()
     kill_worker(runner)
     with pytest.raises(NoWorkerError, match="answers in place of Toy GPU"):
-        runner.prepare(GOOD)
+        runner.prepare([GOOD])
 
 
 def test_what_the_worker_says_is_bounded(runner: WorkerRunner) -> None:
@@ -502,16 +570,16 @@ def test_of_pipelines_made_side_by_side_only_the_culprit_fails(
 ) -> None:
     losses = slow.losses
     good = [job(step("scale", factor=float(n))) for n in range(4)]
-    calls: list[Callable[[], Any]] = [functools.partial(slow.prepare, made) for made in good]
-    bad = functools.partial(slow.prepare, culprit(how, "prepare"))
+    calls: list[Callable[[], Any]] = [functools.partial(slow.prepare, [made]) for made in good]
+    bad = functools.partial(slow.prepare, [culprit(how, "prepare")])
     results = side_by_side(*calls[:2], bad, *calls[2:])
     assert type(results.pop(2)) is error
     assert [r for r in results if isinstance(r, TunerError)] == []
     assert 1 <= slow.losses - losses <= 2
     for factor, made in enumerate(good):
-        output = slow.execute(made, "w").outputs["o"]
+        output = executed(slow, made).outputs["o"]
         np.testing.assert_array_equal(output, np.float32(factor) * operands()["a"])
-        slow.release(made)
+        slow.release([made])
 
 
 @pytest.mark.parametrize(
@@ -522,24 +590,24 @@ def test_a_launch_that_loses_the_device_does_not_blame_pipelines_being_made(
     slow: WorkerRunner, how: How, error: type[TunerError]
 ) -> None:
     bad = culprit(how)
-    slow.prepare(bad)
+    slow.prepare([bad])
     good = [job(step("scale", factor=float(n))) for n in range(3)]
-    calls: list[Callable[[], Any]] = [functools.partial(slow.prepare, made) for made in good]
-    results = side_by_side(functools.partial(slow.execute, bad, "w"), *calls)
+    calls: list[Callable[[], Any]] = [functools.partial(slow.prepare, [made]) for made in good]
+    results = side_by_side(functools.partial(executed, slow, bad), *calls)
     assert type(results[0]) is error
     assert [r for r in results[1:] if isinstance(r, TunerError)] == []
     for made in (bad, *good):
-        slow.release(made)
+        slow.release([made])
 
 
 def test_a_measurement_survives_pipelines_that_hang(slow: WorkerRunner) -> None:
     losses = slow.losses
-    slow.prepare(GOOD)
+    slow.prepare([GOOD])
     results = side_by_side(
-        functools.partial(slow.prepare, culprit("hang", "prepare")),
+        functools.partial(slow.prepare, [culprit("hang", "prepare")]),
         lambda: [_measure(slow, GOOD, "w") for _ in range(4)],
     )
-    slow.release(GOOD)
+    slow.release([GOOD])
     assert type(results[0]) is RunTimeoutError
     assert [len(m.samples_ns) for m in results[1]] == [5] * 4
     assert slow.losses == losses + 1
@@ -555,32 +623,47 @@ def test_who_only_waits_for_a_worker_that_is_deaf_is_not_to_blame(
     prepare.load("w", operands(), outputs())
     execute.load("w", operands(), outputs())
     deaf = culprit("deaf"), culprit("deaf", "prepare")
-    execute.prepare(deaf[0])
-    prepare.prepare(GOOD)
+    execute.prepare([deaf[0]])
+    prepare.prepare([GOOD])
     begun = Ledger.count(tmp_path / "execute"), Ledger.count(tmp_path / "prepare")
 
-    def make_pipelines() -> Prepared:
+    def make_pipelines() -> tuple[Prepared, ...]:
         Ledger.wait_for(tmp_path / "execute", begun[0] + 1)
-        return execute.prepare(GOOD)
+        return execute.prepare([GOOD])
 
     def launch() -> Execution:
         Ledger.wait_for(tmp_path / "prepare", begun[1] + 1)
-        return prepare.execute(GOOD, "w")
+        return executed(prepare, GOOD)
 
     results = side_by_side(
-        lambda: execute.execute(deaf[0], "w"),
+        lambda: executed(execute, deaf[0]),
         make_pipelines,
-        lambda: prepare.prepare(deaf[1]),
+        lambda: prepare.prepare([deaf[1]]),
         launch,
     )
-    kinds = [RunTimeoutError, Prepared, RunTimeoutError, Execution]
+    kinds = [RunTimeoutError, tuple, RunTimeoutError, Execution]
     assert [type(each) for each in results] == kinds
+
+
+def test_a_release_that_crashes_is_nobodys_fault(make: Make, tmp_path: Path) -> None:
+    """Neither that of the call beside it, nor of the variant whose pipelines were released."""
+    calls, hold = tmp_path / "calls", tmp_path / "hold"
+    runner, bad = make(ledger=calls, hold_if=hold), culprit("segfault", "release")
+    runner.prepare([bad])
+    hold.touch()
+    with ThreadPoolExecutor(1) as pool:
+        beside = pool.submit(runner.prepare, [GOOD])
+        Ledger.wait_for(calls, 2)
+        runner.release([bad])
+        hold.unlink()
+        assert [type(each) for each in beside.result()] == [Prepared]
+    assert runner.losses == 1
 
 
 def test_pipelines_that_crash_do_not_keep_a_workload_from_being_loaded(make: Make) -> None:
     runner = make()
     bad = [culprit("segfault", "prepare", count=n) for n in range(1, 9)]
-    calls = [functools.partial(runner.prepare, each) for each in bad]
+    calls = [functools.partial(runner.prepare, [each]) for each in bad]
     results = side_by_side(*calls, lambda: runner.load("w", operands(), outputs()))
     assert [type(each) for each in results] == [WorkerDiedError] * len(bad) + [type(None)]
     assert is_right(runner)
@@ -603,27 +686,27 @@ def test_a_process_that_is_killed_from_outside_costs_nobody_at_first(
     with ThreadPoolExecutor(1) as pool:
         killing = pool.submit(kill_in_each_call)
         if kills < 3:
-            runner.prepare(GOOD)
+            runner.prepare([GOOD])
         else:
             with pytest.raises(WorkerDiedError, match="killed by SIGKILL .* during making"):
-                runner.prepare(GOOD)
+                runner.prepare([GOOD])
         killing.result()
     assert runner.losses == kills
 
 
 def test_a_process_that_died_before_it_read_a_request_did_not_die_of_it(make: Make) -> None:
     runner = make()
-    runner.prepare(GOOD)
+    runner.prepare([GOOD])
     process = psutil.Process(runner.pid)
     process.suspend()
     wait_for(lambda: process.status() == psutil.STATUS_STOPPED)
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(runner.prepare, job(step("scale", factor=9.0)))
+        asked = pool.submit(runner.prepare, [job(step("scale", factor=9.0))])
         wait_for(lambda: runner._workers.latest._calls)
         time.sleep(0.1)
         process.send_signal(signal.SIGSEGV)
         process.resume()
-        assert type(asked.result()) is Prepared
+        assert [type(each) for each in asked.result()] == [Prepared]
     assert runner.losses == 1
 
 
@@ -656,37 +739,61 @@ def test_a_closed_channel_tells_whether_all_was_read(read: bool) -> None:
 def test_a_release_is_for_the_worker_that_had_the_job_prepared(make: Make) -> None:
     runner = make()
     runner.load("w", operands(), outputs())
-    runner.prepare(GOOD)
+    runner.prepare([GOOD])
     with ThreadPoolExecutor(1) as pool, runner._gate.entered(alone=True):
-        released = pool.submit(runner.release, GOOD)
+        released = pool.submit(runner.release, [GOOD])
         wait_for(lambda: not runner._users)
         kill_worker(runner)
         # Meanwhile another one has the same job prepared, in the successor.
-        runner._prepare(runner._workers.living(), GOOD)
+        runner._prepare(runner._workers.living(), [GOOD])
         runner._users[GOOD.key] = 1
     released.result()
-    np.testing.assert_array_equal(runner.execute(GOOD, "w").outputs["o"], 3.0 * operands()["a"])
+    np.testing.assert_array_equal(executed(runner, GOOD).outputs["o"], 3.0 * operands()["a"])
 
 
-def test_a_job_travels_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[object] = []
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """All that this process says to its workers."""
+    said: list[object] = []
     send = Channel.send
 
     def note(channel: Channel, message: object, **options: Any) -> None:
-        sent.append(message)
+        said.append(message)
         send(channel, message, **options)
 
     monkeypatch.setattr(Channel, "send", note)
+    return said
+
+
+def test_a_trial_is_five_requests(make: Make, sent: list[object]) -> None:
+    """However many cases validate it: each request waits for the worker to wake up."""
+    trials = Evaluator(
+        make(factory="toy"),
+        ToyCompiler(),
+        TOY,
+        toy_problem(4, 4096),
+        session=Session(plan=PLAN),
+        render=toy_render,
+    )
+    trials.load()
+    assert trials.run(TOY.baseline).state == "correct"
+    sent.clear()
+    assert trials.run(TOY.baseline).check.cases > 2  # type: ignore[union-attr]
+    said = [type(message).__name__ for message in sent]
+    assert said == ["Prepare", "Execute", "Execute", "Measure", "Release"]
+
+
+def test_a_job_travels_once(make: Make, sent: list[object]) -> None:
     runner = make()
     runner.load("w", operands(), outputs())
-    runner.prepare(GOOD)
-    runner.execute(GOOD, "w")
+    runner.prepare([GOOD])
+    executed(runner, GOOD)
     runner.measure(GOOD, "w", PLAN)
-    runner.release(GOOD)
+    runner.release([GOOD])
     spirv = GOOD.passes[0].spirv
     assert [type(message).__name__ for message in sent if spirv in encode(message)] == ["Prepare"]
     with pytest.raises(UsageError, match="not prepared"):
-        runner.execute(GOOD, "w")
+        executed(runner, GOOD)
 
 
 def test_a_job_keeps_its_number_until_nobody_uses_it() -> None:
@@ -705,7 +812,7 @@ def test_an_interrupt_in_a_call_gives_all_calls_up(make: Make, tmp_path: Path) -
     runner = make(deadlines=Deadlines(launch_s=600.0, prepare_s=600.0), ledger=calls)
     bad, other = culprit("hang"), culprit("hang", "prepare")
     runner.load("w", operands(), outputs())
-    runner.prepare(bad)
+    runner.prepare([bad])
     before = Ledger.count(calls)
 
     def interrupt() -> None:
@@ -714,12 +821,12 @@ def test_an_interrupt_in_a_call_gives_all_calls_up(make: Make, tmp_path: Path) -
 
     started = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
-        making = pool.submit(runner.prepare, other)
+        making = pool.submit(runner.prepare, [other])
         pool.submit(interrupt)
         with pytest.raises(KeyboardInterrupt):
-            runner.execute(bad, "w")
+            executed(runner, bad)
         assert "given up during a launch" in str(making.exception())
-    runner.release(bad)
+    runner.release([bad])
     runner.unload("w")
     assert time.monotonic() - started < 60.0
     assert runner.losses == 1
@@ -737,10 +844,10 @@ def test_a_runner_that_does_not_close_is_killed(make: Make, tmp_path: Path) -> N
     runner = make(deadlines=Deadlines(launch_s=600.0, close_s=0.3), ledger=calls)
     bad = culprit("deaf")
     runner.load("w", operands(), outputs())
-    runner.prepare(bad)
+    runner.prepare([bad])
     before, started = Ledger.count(calls), time.monotonic()
     with ThreadPoolExecutor(1) as pool:
-        deaf = pool.submit(runner.execute, bad, "w")
+        deaf = pool.submit(executed, runner, bad)
         Ledger.wait_for(calls, before + 1)
         runner.close()
         assert "closed" in str(deaf.exception())

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.fault_stub import worker
-from tests.small_kernels import COUNT, emulate, job, operands, outputs, step
+from tests.small_kernels import COUNT, emulate, executed, job, operands, outputs, step
 from tests.toy_family import toy_device
 from tuner.device_info import DeviceInfo
 from tuner.errors import OutOfMemoryError, UsageError
@@ -80,9 +80,9 @@ def test_it_has_the_devices_snapshot(runner: Runner) -> None:
 
 def test_a_job_answers_on_the_resident_operands(runner: Runner) -> None:
     scale = job(step("scale", factor=3.0))
-    runner.prepare(scale)
-    execution = runner.execute(scale, "w")
-    runner.release(scale)
+    runner.prepare([scale])
+    execution = executed(runner, scale)
+    runner.release([scale])
     assert set(execution.outputs) == {"o"}
     assert execution.outputs["o"].dtype == np.float32
     np.testing.assert_array_equal(execution.outputs["o"], 3.0 * operands()["a"])
@@ -91,111 +91,141 @@ def test_a_job_answers_on_the_resident_operands(runner: Runner) -> None:
 
 def test_a_pass_sees_all_that_the_pass_before_it_wrote(runner: Runner) -> None:
     two = job(step("stage", factor=2.0), step("finish"))
-    runner.prepare(two)
-    execution = runner.execute(two, "w")
-    runner.release(two)
+    runner.prepare([two])
+    execution = executed(runner, two)
+    runner.release([two])
     np.testing.assert_array_equal(execution.outputs["o"], 2.0 * operands()["a"][::-1] + 1.0)
 
 
 def test_what_a_job_does_not_write_is_poison(runner: Runner) -> None:
     scale, idle = job(step("scale")), job(step("idle"))
     for each in (scale, idle):
-        runner.prepare(each)
-    runner.execute(scale, "w")
-    left = runner.execute(idle, "w").outputs["o"]
+        runner.prepare([each])
+    executed(runner, scale)
+    left = executed(runner, idle).outputs["o"]
     for each in (scale, idle):
-        runner.release(each)
+        runner.release([each])
     assert (left.view(np.uint32) == 0xFFFFFFFF).all()
 
 
 def test_outputs_have_their_shape_and_type(runner: Runner) -> None:
     idle = job(step("idle"))
     specs = {"o": OutputSpec(shape=(2, 3, 5), dtype="float16")}
-    runner.prepare(idle)
+    runner.prepare([idle])
     runner.load("shaped", operands(), specs)
-    output = runner.execute(idle, "shaped").outputs["o"]
+    output = executed(runner, idle, "shaped").outputs["o"]
     runner.unload("shaped")
-    runner.release(idle)
+    runner.release([idle])
     assert (output.shape, output.dtype) == ((2, 3, 5), np.float16)
     assert np.isnan(output).all()
 
 
 def test_loading_a_name_again_replaces_it(runner: Runner) -> None:
     scale = job(step("scale", factor=1.0))
-    runner.prepare(scale)
+    runner.prepare([scale])
     runner.load("w", {"a": operands()["a"] + 5.0}, outputs())
-    output = runner.execute(scale, "w").outputs["o"]
-    runner.release(scale)
+    output = executed(runner, scale).outputs["o"]
+    runner.release([scale])
     np.testing.assert_array_equal(output, operands()["a"] + 5.0)
 
 
 def test_unknown_names_and_jobs_are_no_error_when_freed(runner: Runner) -> None:
     runner.unload("nothing of that name")
-    runner.release(job(step("scale", factor=99.0)))
+    runner.release([job(step("scale", factor=99.0))])
 
 
 def test_a_workload_that_is_not_loaded_is_named(runner: Runner) -> None:
     scale = job(step("scale"))
-    runner.prepare(scale)
+    runner.prepare([scale])
     with pytest.raises(UsageError, match="'elsewhere'"):
-        runner.execute(scale, "elsewhere")
+        executed(runner, scale, "elsewhere")
     with pytest.raises(UsageError, match="'elsewhere'"):
         runner.measure(scale, "elsewhere", QUICK)
-    runner.release(scale)
+    runner.release([scale])
 
 
 def test_a_job_lives_from_prepare_to_release(runner: Runner) -> None:
     scale = job(step("scale", factor=4.0))
     with pytest.raises(UsageError, match="not prepared"):
-        runner.execute(scale, "w")
-    runner.prepare(scale)
-    runner.execute(scale, "w")
-    runner.release(scale)
+        executed(runner, scale)
+    runner.prepare([scale])
+    executed(runner, scale)
+    runner.release([scale])
     with pytest.raises(UsageError, match="not prepared"):
-        runner.execute(scale, "w")
+        executed(runner, scale)
 
 
 def test_equal_jobs_share_pipelines_until_the_last_release(runner: Runner) -> None:
-    runner.prepare(job(step("scale", factor=6.0)))
+    runner.prepare([job(step("scale", factor=6.0))])
     again = job(step("scale", factor=6.0))
-    runner.prepare(again)
-    runner.release(again)
-    runner.execute(again, "w")
-    runner.release(again)
+    runner.prepare([again])
+    runner.release([again])
+    executed(runner, again)
+    runner.release([again])
     with pytest.raises(UsageError, match="not prepared"):
-        runner.execute(job(step("scale", factor=6.0)), "w")
+        executed(runner, job(step("scale", factor=6.0)), "w")
 
 
 def test_prepare_works_in_several_threads_beside_execute(runner: Runner) -> None:
     first = job(step("scale"))
-    runner.prepare(first)
+    runner.prepare([first])
     others = [job(step("scale", factor=float(n % 7))) for n in range(21)]
     start = threading.Barrier(4)
 
     def prepare(part: int) -> None:
         start.wait()
         for each in others[part::3]:
-            runner.prepare(each)
+            runner.prepare([each])
 
     with ThreadPoolExecutor(3) as pool:
         done = [pool.submit(prepare, part) for part in range(3)]
         start.wait()
         for _ in range(20):
-            output = runner.execute(first, "w").outputs["o"]
+            output = executed(runner, first).outputs["o"]
             np.testing.assert_array_equal(output, 2.0 * operands()["a"])
         for each in done:
             each.result()
     for factor in range(7):
-        output = runner.execute(others[factor], "w").outputs["o"]
+        output = executed(runner, others[factor]).outputs["o"]
         np.testing.assert_array_equal(output, np.float32(factor) * operands()["a"])
     for each in (first, *others):
-        runner.release(each)
+        runner.release([each])
+
+
+def test_several_jobs_are_launched_in_turn_each_on_its_workload(runner: Runner) -> None:
+    runner.load("v", {"a": operands()["a"] + 1.0}, outputs())
+    scale, two = job(step("scale", factor=3.0)), job(step("stage", factor=2.0), step("finish"))
+    assert len(runner.prepare([scale, two])) == 2
+    taken = list(runner.execute([(scale, "w"), (two, "w"), (scale, "v")]))
+    runner.release([scale, two])
+    a = operands()["a"]
+    answers = (3.0 * a, 2.0 * a[::-1] + 1.0, 3.0 * (a + 1.0))
+    for execution, wanted in zip(taken, answers, strict=True):
+        np.testing.assert_array_equal(execution.outputs["o"], wanted)
+    runner.unload("v")
+    with pytest.raises(UsageError, match="not prepared"):
+        executed(runner, two)
+
+
+def test_a_launch_that_fails_raises_behind_those_before_it(runner: Runner) -> None:
+    scale = job(step("scale", factor=3.0))
+    runner.prepare([scale])
+    executions = iter(runner.execute([(scale, "w"), (scale, "elsewhere"), (scale, "w")]))
+    np.testing.assert_array_equal(next(executions).outputs["o"], 3.0 * operands()["a"])
+    with pytest.raises(UsageError, match="'elsewhere'"):
+        next(executions)
+    runner.release([scale])
+
+
+def test_nothing_to_do_is_done_at_once(runner: Runner) -> None:
+    assert (runner.prepare([]), list(runner.execute([]))) == ((), [])
+    runner.release([])
 
 
 def test_statistics_are_by_pass_where_there_are_any(runner: Runner) -> None:
     two = job(step("stage", factor=8.0), step("finish"))
-    prepared = runner.prepare(two)
-    runner.release(two)
+    (prepared,) = runner.prepare([two])
+    runner.release([two])
     assert [s.name for s in prepared.statistics] in ([], ["stage", "finish"])
 
 
@@ -216,9 +246,9 @@ def test_sampling_ends_by_the_plans_rules(
     runner: Runner, plan: MeasurePlan, ended_by: str, fewest: int, most: int
 ) -> None:
     scale = job(step("scale"))
-    runner.prepare(scale)
+    runner.prepare([scale])
     measurement = runner.measure(scale, "w", plan)
-    runner.release(scale)
+    runner.release([scale])
     assert measurement.ended_by == ended_by
     assert fewest <= len(measurement.samples_ns) <= most
     assert min(measurement.samples_ns) > 0.0
@@ -233,9 +263,9 @@ def test_a_workload_too_large_is_refused_with_sizes_and_the_old_one_stays(runner
     assert caught.value.needed_bytes >= 100_000 * big["a"].nbytes
     assert caught.value.available_bytes < caught.value.needed_bytes
     scale = job(step("scale"))
-    runner.prepare(scale)
-    output = runner.execute(scale, "w").outputs["o"]
-    runner.release(scale)
+    runner.prepare([scale])
+    output = executed(runner, scale).outputs["o"]
+    runner.release([scale])
     np.testing.assert_array_equal(output, 2.0 * operands(COUNT)["a"])
 
 
@@ -271,12 +301,12 @@ def test_sensors_may_be_missing(runner: Runner) -> None:
 
 def test_a_batched_measurement_says_how_many_launches_a_sample_has(runner: Runner) -> None:
     scale = job(step("scale"))
-    runner.prepare(scale)
+    runner.prepare([scale])
     plan = MeasurePlan(
         measure="batched", batch_launches=5, warmup_ms=1.0, min_samples=3, budget_ms=1.0
     )
     measurement = runner.measure(scale, "w", plan)
-    runner.release(scale)
+    runner.release([scale])
     assert (measurement.measure, measurement.launches) == ("batched", 5)
 
 
@@ -284,15 +314,15 @@ def test_a_closed_runner_says_so(make: Callable[[], Runner]) -> None:
     runner = make()
     runner.load("w", operands(), outputs())
     scale = job(step("scale"))
-    runner.prepare(scale)
+    runner.prepare([scale])
     runner.close()
     runner.close()
     runner.unload("w")
-    runner.release(scale)
+    runner.release([scale])
     for call in (
         lambda: runner.load("w", operands(), outputs()),
-        lambda: runner.prepare(scale),
-        lambda: runner.execute(scale, "w"),
+        lambda: runner.prepare([scale]),
+        lambda: executed(runner, scale),
         lambda: runner.measure(scale, "w", QUICK),
         lambda: runner.read_bandwidth(1 << 20),
         lambda: runner.bandwidth_curve("read", (1 << 20,)),
@@ -306,9 +336,9 @@ def test_a_closed_runner_says_so(make: Callable[[], Runner]) -> None:
 def test_a_launch_of_several_passes_is_broken_down_at_its_barriers(runner: Runner) -> None:
     two = job(step("stage"), step("finish"))
     plan = msgspec.structs.replace(QUICK, breakdown_samples=5)
-    runner.prepare(two)
+    runner.prepare([two])
     measured, plain = runner.measure(two, "w", plan), runner.measure(two, "w", QUICK)
-    runner.release(two)
+    runner.release([two])
     assert [each.passes for each in measured.breakdown] == [("stage",), ("finish",)]
     assert all(len(each.samples_ns) == 5 for each in measured.breakdown)
     assert all(ns >= 0 for each in measured.breakdown for ns in each.samples_ns)
@@ -318,10 +348,10 @@ def test_a_launch_of_several_passes_is_broken_down_at_its_barriers(runner: Runne
 def test_passes_beside_each_other_are_one_stretch(runner: Runner) -> None:
     beside = job(step("stage"), step("idle", beside=True), step("finish"), step("idle"))
     plan = msgspec.structs.replace(QUICK, breakdown_samples=2)
-    runner.prepare(beside)
-    execution = runner.execute(beside, "w")
+    runner.prepare([beside])
+    execution = executed(runner, beside)
     measured = runner.measure(beside, "w", plan)
-    runner.release(beside)
+    runner.release([beside])
     np.testing.assert_array_equal(execution.outputs["o"], 2.0 * operands()["a"][::-1] + 1.0)
     stretches = [each.passes for each in measured.breakdown]
     assert stretches == [("stage", "idle"), ("finish",), ("idle",)]
@@ -329,17 +359,17 @@ def test_passes_beside_each_other_are_one_stretch(runner: Runner) -> None:
 
 def test_one_pass_has_no_breakdown(runner: Runner) -> None:
     scale = job(step("scale"))
-    runner.prepare(scale)
+    runner.prepare([scale])
     plan = msgspec.structs.replace(QUICK, breakdown_samples=2)
     assert runner.measure(scale, "w", plan).breakdown == ()
-    runner.release(scale)
+    runner.release([scale])
 
 
 def test_a_device_is_kept_warm_at_any_time(runner: Runner) -> None:
     runner.keep_warm(1.0)
     made = job(step("scale"))
-    runner.prepare(made)
+    runner.prepare([made])
     runner.measure(made, "w", MeasurePlan(warmup_ms=0.1, min_samples=3, max_samples=3))
     runner.keep_warm(1.0)
     assert len(runner.measure(made, "w", MeasurePlan(max_samples=3)).samples_ns) == 3
-    runner.release(made)
+    runner.release([made])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -47,7 +47,7 @@ from tuner.kernels.base import ArithmeticClass, Family, Operands, Values
 from tuner.oracle import Verdict, worst_of
 from tuner.problems import AnyProblem, Problem
 from tuner.records import Check, Record
-from tuner.runner.protocol import Job, Measurement, MeasurePlan, Runner
+from tuner.runner.protocol import Execution, Job, Measurement, MeasurePlan, Runner
 
 SUSPICIOUS_UTILISATION = 1.05
 """Beyond this share of the read bandwidth a time is not believed at once."""
@@ -56,7 +56,10 @@ SAMPLED_GROUPS = 4
 
 
 class _Judged(Protocol):
-    def verdict(self, runner: Runner, job: Job, arithmetic: ArithmeticClass) -> Verdict: ...
+    @property
+    def workload(self) -> str: ...
+
+    def verdict(self, execution: Execution, arithmetic: ArithmeticClass) -> Verdict: ...
 
 
 class Evaluator:
@@ -222,10 +225,9 @@ class Evaluator:
 
     def release(self, trial: PreparedTrial) -> None:
         """Give the trial's pipelines back; once for each trial, as `finish` does by itself."""
-        for job in trial.jobs:
-            # A lost device takes nothing back; saying so would hide the trial's own failure.
-            with contextlib.suppress(DeviceLostError):
-                self.runner.release(job)
+        # A lost device takes nothing back; saying so would hide the trial's own failure.
+        with contextlib.suppress(DeviceLostError):
+            self.runner.release(trial.jobs)
 
     def close(self) -> None:
         """Unload the problem's operands, and the validation cases unless they are shared."""
@@ -258,15 +260,16 @@ class Evaluator:
     def _resident_cases(self) -> tuple[ResidentCase, ...]:
         return self._cases.use(self._preparation.validation_cases)
 
-    def _judge(self, runs: Iterable[tuple[_Judged, Job]], draft: Draft) -> Findings:
-        """Launch and judge one after the other, up to the first that fails."""
+    def _judge(self, runs: Sequence[tuple[_Judged, Job]], draft: Draft) -> Findings:
+        """Launch and judge in turn, up to the first that fails."""
         started = time.perf_counter()
         arithmetic = self.family.arithmetic(draft.values)
         checks: list[Check] = []
         failure = None
         try:
-            for judged, job in runs:
-                verdict = judged.verdict(self.runner, job, arithmetic)
+            executions = self.runner.execute([(job, judged.workload) for judged, job in runs])
+            for (judged, _), execution in zip(runs, executions, strict=True):
+                verdict = judged.verdict(execution, arithmetic)
                 checks.append(verdict.check)
                 if not verdict.ok:
                     failure = Failure(state="correctness", error=verdict.message)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from tuner.errors import IllegalVariantError, TemplateError, UsageError
 from tuner.evaluate.building import (
     Built,
@@ -20,8 +22,8 @@ from tuner.evaluate.trials import MADE_BADLY, RAN_BADLY, Draft, PreparedTrial, f
 from tuner.kernels.base import Candidate, Family, ValidationCase, Values
 from tuner.kernels.space import canonical, reasons, require_legal
 from tuner.problems import Problem
-from tuner.records import PassStatistics, Record
-from tuner.runner.protocol import Job, Runner
+from tuner.records import Record
+from tuner.runner.protocol import Runner
 
 
 class Preparation:
@@ -89,33 +91,39 @@ class Preparation:
         """
         if draft.broken is not None:
             return PreparedTrial(draft=draft, failure=draft.broken)
-        making = _Making(self._runner)
-        compiler = CompileMemo(self._compiler)
+        built: list[Built] = []
         try:
-            built = compile_passes(self._family, draft.candidate, draft.passes, compiler)
-            statistics = making.add(built)
             cases = self._legal_cases(draft.candidate)
-            for case, values in cases.items():
-                candidate = Candidate(values, case.problem, self._info)
-                passes = _render(self._family, candidate, self._cases.scalars(case), draft.render)
-                making.add(compile_passes(self._family, candidate, passes, compiler))
+            built.extend(self._builds(draft, cases))
+            prepared = self._runner.prepare([each.job for each in built])
         except (*MADE_BADLY, *RAN_BADLY, UsageError) as error:
-            making.release()
             return PreparedTrial(
                 draft=draft,
                 failure=failure_of(error, making=True),
-                compile_seconds=making.compile_seconds,
-                pipeline_seconds=making.pipeline_seconds,
+                compile_seconds=sum(each.compile_seconds for each in built),
             )
-        job, *case_jobs = making.jobs
+        timed, *others = built
         return PreparedTrial(
             draft=draft,
-            job=job,
-            case_jobs=tuple(zip(cases, case_jobs, strict=True)),
-            compile_seconds=making.compile_seconds,
-            pipeline_seconds=making.pipeline_seconds,
-            statistics=statistics,
+            job=timed.job,
+            case_jobs=tuple(zip(cases, (each.job for each in others), strict=True)),
+            compile_seconds=sum(each.compile_seconds for each in built),
+            pipeline_seconds=sum(each.pipeline_seconds for each in prepared),
+            statistics=prepared[0].statistics,
         )
+
+    def _builds(self, draft: Draft, cases: Mapping[ValidationCase, Values]) -> Iterator[Built]:
+        """The job that is timed, then those of the cases, each kernel compiled once.
+
+        Raises:
+            TemplateError, CompileError: one has no kernel.
+        """
+        compiler = CompileMemo(self._compiler)
+        yield compile_passes(self._family, draft.candidate, draft.passes, compiler)
+        for case, values in cases.items():
+            candidate = Candidate(values, case.problem, self._info)
+            passes = _render(self._family, candidate, self._cases.scalars(case), draft.render)
+            yield compile_passes(self._family, candidate, passes, compiler)
 
     def _legal_cases(self, candidate: Candidate) -> dict[ValidationCase, Values]:
         """The cases on which the variant is legal, each with the values it has there."""
@@ -127,28 +135,6 @@ class Preparation:
             for case, chosen in values.items()
             if not reasons(self._family, chosen, case.problem, self._info)
         }
-
-
-class _Making:
-    """The jobs of one trial as they are made; knows what to take down if one fails."""
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self.jobs: list[Job] = []
-        self.compile_seconds = 0.0
-        self.pipeline_seconds = 0.0
-
-    def add(self, built: Built) -> tuple[PassStatistics, ...]:
-        """Make the pipelines of a job. Raises what `Runner.prepare` raises."""
-        self.compile_seconds += built.compile_seconds
-        prepared = self._runner.prepare(built.job)
-        self.jobs.append(built.job)
-        self.pipeline_seconds += prepared.pipeline_seconds
-        return prepared.statistics
-
-    def release(self) -> None:
-        for job in self.jobs:
-            self._runner.release(job)
 
 
 def _render(

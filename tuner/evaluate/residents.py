@@ -17,7 +17,7 @@ from tuner.kernels.base import ArithmeticClass, Family, Operands, Reference, Val
 from tuner.oracle import Verdict, judge
 from tuner.problems import Problem
 from tuner.records import Check
-from tuner.runner.protocol import Execution, Job, OutputSpec, Runner
+from tuner.runner.protocol import Execution, OutputSpec, Runner
 
 GPU_FOOTPRINT_BYTES = 512 * 2**20
 CPU_FOOTPRINT_BYTES = 64 * 2**20
@@ -36,9 +36,8 @@ class ResidentCase:
     scalars: dict[str, int | float]
     reference: Reference
 
-    def verdict(self, runner: Runner, job: Job, arithmetic: ArithmeticClass) -> Verdict:
-        """Launch once and judge. Raises what `Runner.execute` raises."""
-        execution = runner.execute(job, self.workload)
+    def verdict(self, execution: Execution, arithmetic: ArithmeticClass) -> Verdict:
+        """Judge a launch."""
         broken = _broken_guards(execution, self.case.name)
         return broken or judge(execution.outputs, self.reference, arithmetic, self.case.name)
 
@@ -102,9 +101,8 @@ class TimedWorkload:
     copies: int
     reference: Reference
 
-    def verdict(self, runner: Runner, job: Job, arithmetic: ArithmeticClass) -> Verdict:
-        """Launch once and judge the sampled groups. Raises what `Runner.execute` raises."""
-        execution = runner.execute(job, self.workload)
+    def verdict(self, execution: Execution, arithmetic: ArithmeticClass) -> Verdict:
+        """Judge the sampled groups of a launch."""
         case = "timed operands (sampled)"
         broken = _broken_guards(execution, case)
         return broken or judge(execution.outputs, self.reference, arithmetic, case)

@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -47,7 +48,7 @@ from tuner.runner._worker_messages import (
     raised,
     reply_with,
 )
-from tuner.runner.protocol import Runner
+from tuner.runner.protocol import Execution, Job, Runner
 
 BUG_STATUS = 70
 """Exit status after an exception that is none of the package's errors."""
@@ -127,62 +128,74 @@ def _serve(channel: Channel, runner: Runner, jobs: Jobs) -> None:
     with channel, contextlib.suppress(ClosedError):
         while True:
             request, descriptor = channel.receive(Request)
-            if isinstance(request, Release):
-                _release(runner, jobs, request)
-                continue
-            made: int | None = None
-            try:
-                result, made = _answer(runner, jobs, request, descriptor)
-                reply = reply_with(result)
-            except TunerError as error:
-                reply = Reply(raised=raised(error))
+            answers = _answers(runner, jobs, request, descriptor)
             # Large operands must not outlive the request that brought them.
             del request
-            channel.send(reply, descriptor=made)
-            if made is not None:
-                os.close(made)
+            try:
+                for result, made in answers:
+                    channel.send(reply_with(result), descriptor=made)
+                    if made is not None:
+                        os.close(made)
+            except TunerError as error:
+                channel.send(Reply(raised=raised(error)))
 
 
-def _answer(
+def _answers(
     runner: Runner, jobs: Jobs, request: Any, descriptor: int | None
-) -> tuple[object, int | None]:
-    """What the runner answers, and the descriptor that goes with it."""
+) -> Iterator[tuple[object, int | None]]:
+    """What the runner answers, part by part, each with the descriptor that goes with it."""
+    match request:
+        case Prepare():
+            for numbered in _prepared(runner, jobs, request.jobs):
+                yield numbered, None
+        case Execute():
+            assignments = [(jobs.find(job), workload) for job, workload in request.assignments]
+            yield from map(_executed, runner.execute(assignments))
+        case _:
+            yield _answer(runner, jobs, request, descriptor), None
+
+
+def _prepared(runner: Runner, jobs: Jobs, wanted: Sequence[Job]) -> Iterator[Numbered]:
+    """Each as soon as it is prepared; if one fails, none of them stays so."""
+    with contextlib.ExitStack() as undo:
+        for job in wanted:
+            (prepared,) = runner.prepare([job])
+            number = jobs.enter(job)
+            undo.callback(_release, runner, jobs, {number: 1})
+            yield Numbered(number=number, prepared=prepared)
+        undo.pop_all()
+
+
+def _executed(execution: Execution) -> tuple[Executed, int | None]:
+    outputs, made = pack("outputs", execution.outputs)
+    executed = Executed(
+        outputs=outputs,
+        broken_guards=execution.broken_guards,
+        dirty_counters=execution.dirty_counters,
+    )
+    return executed, made
+
+
+def _release(runner: Runner, jobs: Jobs, times: Mapping[int, int]) -> None:
+    for number, count in times.items():
+        runner.release([jobs.leave(number, count)] * count)
+
+
+def _answer(runner: Runner, jobs: Jobs, request: Any, descriptor: int | None) -> object:
+    """What the runner answers to a request of one part."""
     match request:
         case Load():
             inputs = unpack(request.inputs, descriptor)
             runner.load(request.name, inputs, request.outputs, copies=request.copies)
+            return None
         case Unload():
             runner.unload(request.name)
-        case Prepare():
-            prepared = runner.prepare(request.job)
-            return Numbered(number=jobs.enter(request.job), prepared=prepared), None
-        case Execute():
-            execution = runner.execute(jobs.find(request.job), request.workload)
-            outputs, made = pack("outputs", execution.outputs)
-            executed = Executed(
-                outputs=outputs,
-                broken_guards=execution.broken_guards,
-                dirty_counters=execution.dirty_counters,
-            )
-            return executed, made
+            return None
+        case Release():
+            _release(runner, jobs, request.times)
+            return None
         case Measure():
-            return runner.measure(jobs.find(request.job), request.workload, request.plan), None
-        case _:
-            return _told(runner, request), None
-    return None, None
-
-
-def _release(runner: Runner, jobs: Jobs, request: Release) -> None:
-    """Nobody waits for this, so a device that is lost over it is found lost by the next request."""
-    job = jobs.leave(request.job, request.times)
-    with contextlib.suppress(TunerError):
-        for _ in range(request.times):
-            runner.release(job)
-
-
-def _told(runner: Runner, request: Any) -> object:
-    """What the runner tells of the device, or of itself."""
-    match request:
+            return runner.measure(jobs.find(request.job), request.workload, request.plan)
         case ReadBandwidth():
             return runner.read_bandwidth(request.nbytes, samples=request.samples)
         case BandwidthCurve():

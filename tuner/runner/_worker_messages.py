@@ -1,7 +1,8 @@
 """What parent and worker say to each other: plain structs, and errors that survive the journey.
 
 The parent begins with `Start` and is answered with `Hello`. After that `OpenChannel` gives the
-worker another socket, on which each request is answered by one `Reply`.
+worker another socket, on which each request is answered by a `Reply`, or by one for each of its
+parts.
 """
 
 from __future__ import annotations
@@ -57,23 +58,24 @@ class Unload(Message, frozen=True, kw_only=True):
 
 
 class Prepare(Message, frozen=True, kw_only=True):
-    """`Runner.prepare`; answered by `Numbered`."""
+    """`Runner.prepare`; answered by `Numbered` for each job, up to an error."""
 
-    job: Job
+    jobs: tuple[Job, ...]
 
 
 class Release(Message, frozen=True, kw_only=True):
-    """`Runner.release` of the job with that number, so many times; not answered."""
+    """`Runner.release` of jobs by their numbers, each so many times."""
 
-    job: int
-    times: int
+    times: dict[int, int]
 
 
 class Execute(Message, frozen=True, kw_only=True):
-    """`Runner.execute`; a job that is prepared goes by its number."""
+    """`Runner.execute`; answered by `Executed` for each, up to an error or a broken guard.
 
-    job: Job | int
-    workload: str
+    A job that is prepared goes by its number.
+    """
+
+    assignments: tuple[tuple[Job | int, str], ...]
 
 
 class Measure(Message, frozen=True, kw_only=True):

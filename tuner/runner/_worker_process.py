@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -67,17 +68,35 @@ class PreparedJob:
     times: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Call:
-    """A request under way: what it is, for messages, and how long it may take, since when."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A part of a request: what it is, for messages, and how long it may take."""
 
     what: str
     seconds: float
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A request under way, since `begun`: the step that it is at, and when that has to be done."""
+
+    step: Step
     begun: float
+    deadline: float
+
+    @classmethod
+    def at(cls, step: Step) -> _Call:
+        """A call that begins now."""
+        now = time.monotonic()
+        return cls(step, now, now + step.seconds)
+
+    def enter(self, step: Step) -> None:
+        """Go on to a step, which begins now."""
+        self.step, self.deadline = step, time.monotonic() + step.seconds
 
     def may_delay(self, other: _Call) -> bool:
         """Whether it may be why `other` does not end: it is there for most of that one's time."""
-        return time.monotonic() - self.begun > _ENOUGH * other.seconds
+        return time.monotonic() - self.begun > _ENOUGH * other.step.seconds
 
 
 class Worker:
@@ -144,43 +163,54 @@ class Worker:
         what: str,
         seconds: float,
         descriptor: int | None = None,
-    ) -> tuple[Any, int | None]:
-        """Send a request and wait for its result, a `kind`, and the descriptor that came with it.
+    ) -> Any:
+        """Send a request and wait for its result, a `kind`. Raises as `ask_each`."""
+        steps = [Step(what, seconds)]
+        ((result, _),) = self.ask_each(request, kind, steps, descriptor=descriptor)
+        return result
+
+    def ask_each(
+        self,
+        request: Any,
+        kind: Any,
+        steps: Sequence[Step],
+        *,
+        descriptor: int | None = None,
+    ) -> Iterator[tuple[Any, int | None]]:
+        """Send a request of several steps; yield the result of each, a `kind`, with the descriptor
+        that came with it.
+
+        A step has its time from the end of the one before. Who does not fetch all results has to
+        close the worker.
 
         Raises:
             LostError: the worker is gone, or gone from now on.
-            TunerError: what the worker's runner raised; the worker lives.
+            TunerError: what the worker's runner raised, its last word; the worker lives.
         """
-        call = self._begin(what, seconds)
+        if not steps:
+            return
+        call = self._begin(steps[0])
         try:
-            reply, came = self._exchange(request, descriptor, call.begun + seconds)
-            return self._result(call, request, reply, kind), came
+            with self._channel(call.deadline) as channel:
+                channel.send(request, descriptor=descriptor, deadline=call.deadline)
+                for step in steps:
+                    call.enter(step)
+                    reply, came = channel.receive(Reply, deadline=call.deadline)
+                    yield self._result(call, request, reply, kind), came
         except TimeoutError:
-            raise self._lost(call, "late", RunTimeoutError(what, seconds)) from None
+            error = RunTimeoutError(call.step.what, call.step.seconds)
+            raise self._lost(call, "late", error) from None
         except ClosedError as closed:
             raise self._lost(call, "unread" if closed.unread else "ended") from None
-        except (LostError, TunerError):
+        except (LostError, TunerError, GeneratorExit):
             raise
         except BaseException:
             # An interrupt: nobody will fetch the reply any more.
-            self._lost(call, "given up", WorkerDiedError(f"given up during {what}"))
+            self._lost(call, "given up", WorkerDiedError(f"given up during {call.step.what}"))
             raise
         finally:
             with self._lock:
                 self._calls.discard(call)
-
-    def tell(self, request: Any, *, seconds: float) -> None:
-        """Send what is not answered and what nothing that is asked later waits for. Nothing if the
-        worker is gone or does not read."""
-        deadline = time.monotonic() + seconds
-        with contextlib.suppress(ClosedError, TimeoutError):
-            channel = self._idle_channel(deadline)
-            try:
-                channel.send(request, deadline=deadline)
-            except BaseException:
-                channel.close()
-                raise
-            self._put_back(channel)
 
     def close(self, seconds: float) -> None:
         """Let the worker tear its runner down; kill it if that takes longer. Idempotent.
@@ -212,8 +242,8 @@ class Worker:
             raise raised_error(reply.raised)
         return msgspec.msgpack.decode(reply.result, type=Hello).info
 
-    def _begin(self, what: str, seconds: float) -> _Call:
-        call = _Call(what, seconds, time.monotonic())
+    def _begin(self, step: Step) -> _Call:
+        call = _Call.at(step)
         with self._lock:
             if self._death is not None:
                 raise LostError(self._death, guilty=False, given_up=self._given_up)
@@ -222,19 +252,20 @@ class Worker:
                 os.ftruncate(self._said, 0)
         return call
 
-    def _exchange(
-        self, request: Any, descriptor: int | None, deadline: float
-    ) -> tuple[Reply, int | None]:
-        """Request and reply on a channel that no other call uses. Raises as `Channel` does."""
+    @contextlib.contextmanager
+    def _channel(self, deadline: float) -> Iterator[Channel]:
+        """A channel that no other call uses; closed if it is left before the last reply."""
         channel = self._idle_channel(deadline)
         try:
-            channel.send(request, descriptor=descriptor, deadline=deadline)
-            reply, came = channel.receive(Reply, deadline=deadline)
+            yield channel
+        except TunerError:
+            # The runner's last word.
+            self._put_back(channel)
+            raise
         except BaseException:
             channel.close()
             raise
         self._put_back(channel)
-        return reply, came
 
     def _put_back(self, channel: Channel) -> None:
         with self._lock:
@@ -271,7 +302,7 @@ class Worker:
         """Give the worker up, unless another call was first to do so, and tell this call's part."""
         with self._lock:
             if self._death is None:
-                self._death = error or WorkerDiedError(self._how_it_ended(call.what))
+                self._death = error or WorkerDiedError(self._how_it_ended(call.step.what))
                 self._given_up = how == "given up"
                 self._culprit = call if self._is_guilty(call, how) else None
                 self._stop()

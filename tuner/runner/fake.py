@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +22,7 @@ from tuner.errors import OutOfMemoryError, TunerError, UnknownNameError, UsageEr
 from tuner.records import Energy, IntervalTimes, Observation, PassStatistics, Transfer
 from tuner.runner.protocol import (
     Array,
+    Assignment,
     Bandwidth,
     CurvePoint,
     EmptyLaunches,
@@ -174,29 +175,40 @@ class FakeRunner:
         """Forget a workload."""
         self.workloads.pop(name, None)
 
-    def prepare(self, job: Job) -> Prepared:
-        """Note the job as prepared."""
-        self._called("prepare", job=job)
-        if self._prepare_seconds:
-            time.sleep(self._prepare_seconds)
+    def prepare(self, jobs: Sequence[Job]) -> tuple[Prepared, ...]:
+        """Note the jobs as prepared."""
+        for job in jobs:
+            self._called("prepare", job=job)
+            if self._prepare_seconds:
+                time.sleep(self._prepare_seconds)
         with self._lock:
-            self.jobs.append(job)
+            self.jobs.extend(jobs)
+        return tuple(self._prepared(job) for job in jobs)
+
+    def release(self, jobs: Sequence[Job]) -> None:
+        """Undo one `prepare` of each."""
+        with self._lock:
+            for job in jobs:
+                if job in self.jobs:
+                    self.jobs.remove(job)
+
+    def execute(self, assignments: Sequence[Assignment]) -> Iterator[Execution]:
+        """What the jobs answer; poison where they answer nothing."""
+        for job, workload in assignments:
+            self._called("execute", workload, job)
+            execution = self._execution(job, self._resident(job, workload))
+            yield execution
+            if execution.broken_guards:
+                return
+
+    def _prepared(self, job: Job) -> Prepared:
         statistics = tuple(
             PassStatistics(name=p.name, statistics={"Binary Size": len(p.spirv)})
             for p in job.passes
         )
         return Prepared(pipeline_seconds=self._prepare_seconds, statistics=statistics)
 
-    def release(self, job: Job) -> None:
-        """Undo one `prepare`."""
-        with self._lock:
-            if job in self.jobs:
-                self.jobs.remove(job)
-
-    def execute(self, job: Job, workload: str) -> Execution:
-        """What the job answers; poison where it answers nothing."""
-        self._called("execute", workload, job)
-        resident = self._resident(job, workload)
+    def _execution(self, job: Job, resident: Workload) -> Execution:
         outputs = {
             name: np.frombuffer(b"\xff" * spec.nbytes, spec.dtype).reshape(spec.shape)
             for name, spec in resident.outputs.items()

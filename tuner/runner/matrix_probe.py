@@ -98,12 +98,12 @@ def _probe(runner: Runner, compiler: Compiler, shape: MatrixShape) -> MatrixLayo
     output = OutputSpec(shape=(len(operands), 2, 1 + lanes * SLOTS), dtype="float32")
     runner.load("matrix probe", {}, {"elements": output})
     try:
-        runner.prepare(job)
-        elements = runner.execute(job, "matrix probe").outputs["elements"]
+        runner.prepare([job])
+        (execution,) = runner.execute([(job, "matrix probe")])
     finally:
-        runner.release(job)
+        runner.release([job])
         runner.unload("matrix probe")
-    fragments = [_separate(operand, lanes) for operand in elements]
+    fragments = [_separate(operand, lanes) for operand in execution.outputs["elements"]]
     if any(fragment is None for fragment in fragments):
         return None
     a, b, c = (fragment for fragment in fragments if fragment is not None)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -86,6 +86,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 JobKey = tuple[tuple[JobPass, ...], tuple[str, ...], tuple[tuple[str, int], ...], tuple[str, ...]]
+Assignment = tuple[Job, str]
+"""A job, and the name of the workload that it is to be launched on."""
 
 
 class OutputSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -288,22 +290,25 @@ class Runner(Protocol):
         """Free a workload; unknown names are ignored."""
         ...
 
-    def prepare(self, job: Job) -> Prepared:
-        """Make the job's pipelines (thread-safe).
+    def prepare(self, jobs: Sequence[Job]) -> tuple[Prepared, ...]:
+        """Make the pipelines of all these jobs, or of none if one fails (thread-safe).
 
-        Equal jobs share them; they live until `release` was called as often as `prepare`.
+        Equal jobs share them; they live until they were released as often as prepared.
         """
         ...
 
-    def release(self, job: Job) -> None:
-        """Undo one `prepare`: the last destroys the job's pipelines; unknown jobs are ignored."""
+    def release(self, jobs: Sequence[Job]) -> None:
+        """Undo one `prepare` of each job: the last destroys its pipelines; unknown ones are
+        ignored."""
         ...
 
-    def execute(self, job: Job, workload: str) -> Execution:
-        """Poison outputs and scratch, launch once, read back, check the guard words.
+    def execute(self, assignments: Sequence[Assignment]) -> Iterator[Execution]:
+        """For each in turn: poison outputs and scratch, launch once, read back, check the guards.
 
         Poison is 0xFFFFFFFF in each word (a NaN as float32 and in pairs of float16); counters are
-        zero, state is what was loaded.
+        zero, state is what was loaded. The first launch that fails raises, behind the executions
+        before it, and one that broke a guard is the last: it may have written anywhere. What is
+        not fetched may have been launched or not.
         """
         ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -30,6 +30,7 @@ from tuner.runner._staging import Staging
 from tuner.runner.matrix_probe import find_layouts
 from tuner.runner.protocol import (
     Array,
+    Assignment,
     Bandwidth,
     CurvePoint,
     EmptyLaunches,
@@ -136,17 +137,31 @@ class VulkanRunner:
         if workload is not None:
             self._commands.when_idle(workload.close)
 
-    def prepare(self, job: Job) -> Prepared:
+    def prepare(self, jobs: Sequence[Job]) -> tuple[Prepared, ...]:
         """See `Runner.prepare`."""
         self._require_open()
-        return self._pipelines.prepare(job)
+        prepared: list[Prepared] = []
+        with contextlib.ExitStack() as undo:
+            for job in jobs:
+                prepared.append(self._pipelines.prepare(job))
+                undo.callback(self.release, [job])
+            undo.pop_all()
+        return tuple(prepared)
 
-    def release(self, job: Job) -> None:
+    def release(self, jobs: Sequence[Job]) -> None:
         """See `Runner.release`."""
-        self._pipelines.release(job, self._commands)
+        for job in jobs:
+            self._pipelines.release(job, self._commands)
 
-    def execute(self, job: Job, workload: str) -> Execution:
-        """See `Runner.execute`."""
+    def execute(self, assignments: Sequence[Assignment]) -> Iterator[Execution]:
+        """See `Runner.execute`. Each is launched when it is fetched."""
+        for job, workload in assignments:
+            execution = self._execute(job, workload)
+            yield execution
+            if execution.broken_guards:
+                return
+
+    def _execute(self, job: Job, workload: str) -> Execution:
         resident = self._resident(workload)
         launch, copies = self._launch(job, resident.copies[:1])
         try:
@@ -211,13 +226,13 @@ class VulkanRunner:
             _CALIBRATION, "read", bandwidth.TransferPlan(bandwidth.GRANULE_BYTES, 1)
         )
         with self._calibrating(nothing):
-            self.prepare(job)
+            self.prepare([job])
             try:
                 isolated, batched = (
                     self.measure(job, _CALIBRATION, plan) for plan in bandwidth.FLOOR_PLANS
                 )
             finally:
-                self.release(job)
+                self.release([job])
         return EmptyLaunches(
             passes=passes,
             isolated=isolated,
@@ -260,14 +275,13 @@ class VulkanRunner:
         timed: dict[str, tuple[float, Job]] = {}
         try:
             for name, job in jobs:
-                self.prepare(job)
+                self.prepare([job])
                 timed[name] = 0.0, job
                 timed[name] = min(self.measure(job, _CALIBRATION, scout).samples_ns), job
             best = min(timed, key=lambda name: timed[name][0])
             return best, self.measure(timed[best][1], _CALIBRATION, plan)
         finally:
-            for _, job in timed.values():
-                self.release(job)
+            self.release([job for _, job in timed.values()])
 
     def close(self) -> None:
         """See `Runner.close`.

@@ -9,7 +9,7 @@ cause.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,11 +35,12 @@ from tuner.runner._worker_messages import (
     Unload,
     ValidationMessages,
 )
-from tuner.runner._worker_process import LostError, PreparedJob, Worker
+from tuner.runner._worker_process import LostError, PreparedJob, Step, Worker
 from tuner.runner._worker_residents import Resident, Residents
 from tuner.runner._worker_succession import Succession
 from tuner.runner.protocol import (
     Array,
+    Assignment,
     Bandwidth,
     CurvePoint,
     EmptyLaunches,
@@ -155,65 +156,57 @@ class WorkerRunner:
                 worker.loaded.discard(name)
                 self._told(worker, Unload(name=name), None)
 
-    def prepare(self, job: Job) -> Prepared:
+    def prepare(self, jobs: Sequence[Job]) -> tuple[Prepared, ...]:
         """See `Runner.prepare`."""
-        prepared = self._made(lambda: self._prepare(self._workers.living(), job))
+        prepared = self._made(lambda: self._prepare(self._workers.living(), jobs))
         with self._lock:
-            self._users[job.key] = self._users.get(job.key, 0) + 1
+            for job in jobs:
+                self._users[job.key] = self._users.get(job.key, 0) + 1
         return prepared
 
-    def release(self, job: Job) -> None:
-        """See `Runner.release`. The worker hears of the last release only."""
+    def release(self, jobs: Sequence[Job]) -> None:
+        """See `Runner.release`. The worker hears of the last release of each job only."""
+        times: dict[int, int] = {}
         with self._lock:
-            left = self._users.pop(job.key, 0) - 1
-            if left > 0:
-                self._users[job.key] = left
-                return
             worker = self._workers.latest
-            known = worker.prepared.pop(job.key, None)
-        if known is not None:
+            for job in jobs:
+                left = self._users.pop(job.key, 0) - 1
+                if left > 0:
+                    self._users[job.key] = left
+                elif (known := worker.prepared.pop(job.key, None)) is not None:
+                    times[known.number] = known.times
+        if times:
             with self._gate.entered():
                 # Not to a successor: what that has prepared meanwhile is somebody else's.
-                release = Release(job=known.number, times=known.times)
-                worker.tell(release, seconds=self._deadlines.spare_s)
+                self._told(worker, Release(times=times), None)
 
-    def execute(self, job: Job, workload: str) -> Execution:
-        """See `Runner.execute`.
+    def execute(self, assignments: Sequence[Assignment]) -> Iterator[Execution]:
+        """See `Runner.execute`. All are launched before the first execution is given back.
 
         A job that broke a guard may have written anywhere: it costs the worker, whose successor
         has all workloads as they were.
         """
-
-        def launch() -> Execution:
-            worker = self._ready_for(job)
-            executed, descriptor = worker.ask(
-                Execute(job=self._meant(worker, job), workload=workload),
-                Executed,
-                what=f"a launch of {_named(job)} on {workload!r}",
-                seconds=self._deadlines.execute(self._info),
-            )
-            outputs = unpack(executed.outputs, descriptor)
-            if executed.broken_guards:
-                worker.close(0.0)
-            return Execution(
-                outputs=outputs,
-                broken_guards=executed.broken_guards,
-                dirty_counters=executed.dirty_counters,
-            )
-
-        return self._made(launch)
+        executions: list[Execution] = []
+        error: TunerError | None = None
+        try:
+            self._made(lambda: self._launch(assignments, executions))
+        except TunerError as caught:
+            error = caught
+        yield from executions
+        if error is not None:
+            raise error
 
     def measure(self, job: Job, workload: str, plan: MeasurePlan) -> Measurement:
         """See `Runner.measure`."""
 
         def time_it() -> Measurement:
-            worker = self._ready_for(job)
+            worker = self._ready_for([job])
             measurement: Measurement = worker.ask(
                 Measure(job=self._meant(worker, job), workload=workload, plan=plan),
                 Measurement,
                 what=f"measuring {_named(job)} on {workload!r}",
                 seconds=self._deadlines.measure(self._info, plan),
-            )[0]
+            )
             return measurement
 
         return self._made(time_it)
@@ -286,7 +279,7 @@ class WorkerRunner:
     def _calibrated(self, request: Request, kind: Any, what: str, seconds: float) -> Any:
         """Ask for what needs neither a variant nor a workload of the caller's."""
         return self._made(
-            lambda: self._filled().ask(request, kind, what=what, seconds=seconds)[0],
+            lambda: self._filled().ask(request, kind, what=what, seconds=seconds),
             blameless=what,
         )
 
@@ -296,22 +289,22 @@ class WorkerRunner:
             return None
         seconds = self._deadlines.launch(self._info) + self._deadlines.spare_s
         try:
-            return worker.ask(request, kind, what=type(request).__name__, seconds=seconds)[0]
+            return worker.ask(request, kind, what=type(request).__name__, seconds=seconds)
         except LostError:
             return None
 
     # ---- what is in the worker
 
-    def _ready_for(self, job: Job) -> Worker:
-        """The worker, with all workloads in it, and the job prepared if the caller had that done.
+    def _ready_for(self, jobs: Sequence[Job]) -> Worker:
+        """The worker, with all workloads in it, and the jobs prepared that the caller had prepared.
 
         Raises:
-            LostError: the worker was lost, perhaps over the job.
+            LostError: the worker was lost, perhaps over a job.
             NoWorkerError: as `_filled`.
         """
         worker = self._filled()
-        if job.key in self._users and job.key not in worker.prepared:
-            self._prepare(worker, job)
+        lacking = {job.key: job for job in jobs if job.key not in worker.prepared}
+        self._prepare(worker, [job for key, job in lacking.items() if key in self._users])
         return worker
 
     def _filled(self, *, but: str = "") -> Worker:
@@ -334,18 +327,42 @@ class WorkerRunner:
         assert error is not None
         raise _lost_too_often("loading the workloads again", error)
 
-    def _prepare(self, worker: Worker, job: Job) -> Prepared:
-        made: Numbered = worker.ask(
-            Prepare(job=job),
-            Numbered,
-            what=f"making the pipelines of {_named(job)}",
-            seconds=self._deadlines.prepare_s,
-        )[0]
+    def _prepare(self, worker: Worker, jobs: Sequence[Job]) -> tuple[Prepared, ...]:
+        steps = [
+            Step(f"making the pipelines of {_named(job)}", self._deadlines.prepare_s)
+            for job in jobs
+        ]
+        answers = worker.ask_each(Prepare(jobs=tuple(jobs)), Numbered, steps)
+        made: list[Numbered] = [numbered for numbered, _ in answers]
         with self._lock:
-            known = worker.prepared.get(job.key)
-            times = 1 if known is None else known.times + 1
-            worker.prepared[job.key] = PreparedJob(made.number, times)
-        return made.prepared
+            for job, numbered in zip(jobs, made, strict=True):
+                known = worker.prepared.get(job.key)
+                times = 1 if known is None else known.times + 1
+                worker.prepared[job.key] = PreparedJob(numbered.number, times)
+        return tuple(numbered.prepared for numbered in made)
+
+    def _launch(self, assignments: Sequence[Assignment], executions: list[Execution]) -> None:
+        """Launch in a worker; puts into `executions` what was done, whether it raises or not."""
+        executions.clear()
+        worker = self._ready_for([job for job, _ in assignments])
+        seconds = self._deadlines.execute(self._info)
+        steps = [
+            Step(f"a launch of {_named(job)} on {workload!r}", seconds)
+            for job, workload in assignments
+        ]
+        meant = tuple((self._meant(worker, job), workload) for job, workload in assignments)
+        answers = worker.ask_each(Execute(assignments=meant), Executed, steps)
+        for executed, descriptor in answers:
+            executions.append(
+                Execution(
+                    outputs=unpack(executed.outputs, descriptor),
+                    broken_guards=executed.broken_guards,
+                    dirty_counters=executed.dirty_counters,
+                )
+            )
+            if executed.broken_guards:
+                worker.close(0.0)
+                return
 
     def _meant(self, worker: Worker, job: Job) -> Job | int:
         """How a worker is told of a job: by its number, or whole if the caller did not prepare it.
