@@ -130,7 +130,7 @@ def dispatch_rule(c: Candidate) -> DispatchRule:
             "4 * pairs bytes that are zero before the first launch (every launch leaves them so)",
         )
     return DispatchRule(
-        policy=str(c["split"]),
+        policy=str(c["split"]) if split_of(c).combined else "none",
         facts={"granule_tokens": lanes.granule(c)} | facts,
         groups={"attend": ("num_splits", "kv_heads", "sequences"), "combine": per_head},
         text="wanted = 1 for none, N for count:N, ceil(context / N) for tokens:N, "

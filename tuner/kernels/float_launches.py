@@ -119,7 +119,7 @@ def dispatch_rule(c: Candidate) -> DispatchRule:
     units = c.device.compute_units
     facts = {"granule_tokens": granule(c), "tile_tokens": tile(c)}
     return DispatchRule(
-        policy=str(c["split"]),
+        policy=str(c["split"]) if plan_of(c).combined else "none",
         facts=facts | ({} if units is None else {"compute_units": units}),
         groups={"attend": ("num_splits", "kv_heads", "sequences"), "combine": per_head},
         text="walked = context, the longest of the batch, or with a window at most window + "

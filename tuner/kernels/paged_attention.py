@@ -184,7 +184,7 @@ def _dispatch(c: Candidate) -> DispatchRule:
     units = c.device.compute_units
     facts = {"granule_tokens": strategies.granule(c), "tile_rows": int(c["tile_rows"])}
     return DispatchRule(
-        policy=str(c["split"]),
+        policy=str(c["split"]) if _plan(c).combined else "none",
         facts=facts | ({} if units is None else {"compute_units": units}),
         groups={
             "attend": ("workgroups", "kv_heads", "batch"),
