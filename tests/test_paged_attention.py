@@ -93,20 +93,20 @@ COVERED = {
     # head size, block size, query heads per KV head, KV heads, element type
     (64, 8, 8, 1, "bf16"): """
     baseline
-    lanes subgroups=4 tile_rows=4 lanes_per_token=8 split=count:8 combine_slices=4
+    lanes tile_rows=4 lanes_per_token=8 tokens_unrolled=2 split=count:8 combine_slices=4
     tiles subgroups=8 tile_rows=32 tile_tokens=16 lanes_per_row=4 split=tokens:512
     """,
     (80, 16, 7, 2, "f16"): """
     baseline
-    lanes subgroups=2 tile_rows=1 lanes_per_token=2 tokens_unrolled=2
+    lanes subgroups=2 tile_rows=2 lanes_per_token=2 tokens_unrolled=2
     tiles subgroups=2 tile_rows=16 tile_tokens=16 lanes_per_row=4 kv_buffers=2
     """,
     (96, 5, 1, 3, "f32"): """
-    lanes tile_rows=1 lanes_per_token=8 tokens_unrolled=4 split=device:8
+    lanes tile_rows=1 lanes_per_token=8 tokens_unrolled=4 prefetch=1 split=device:8
     tiles subgroups=4 tile_rows=16 tile_tokens=8 lanes_per_row=8
     """,
     (128, 32, 4, 2, "bf16"): """
-    lanes subgroups=8 tile_rows=4 lanes_per_token=8 tokens_unrolled=2 split=count:4
+    lanes subgroups=8 tile_rows=2 lanes_per_token=8 prefetch=1 split=count:4
     tiles subgroups=4 tile_rows=16 tile_tokens=16 lanes_per_row=8 kv_buffers=2 split=count:2
     """,
     (192, 16, 2, 1, "f16"): """
@@ -245,6 +245,18 @@ MISTAKES = {
         passes=("combine",),
         right="part < parts;",
         wrong="part < (parts > 1u ? parts - 1u : parts);",
+    ),
+    "lanes: sums not rescaled": Mistake(
+        variant=LANES, passes=("attend",), right="sums[r][c][v] *= correction;", wrong=""
+    ),
+    "lanes: weights counted by every replica": Mistake(
+        variant=LANES,
+        passes=("attend",),
+        right="weight /= float(REPLICAS);",
+        wrong="",
+    ),
+    "lanes: the wrong half of the scores": Mistake(
+        variant=LANES, passes=("attend",), right="upper ? score[i] :", wrong="!upper ? score[i] :"
     ),
     "weight of one lane": Mistake(
         variant=TILES, right="weight[r] += subgroupShuffleXor(weight[r], step);", wrong=""

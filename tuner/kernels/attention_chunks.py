@@ -20,6 +20,11 @@ def chunks(c: Candidate) -> int:
     return int(c.problem.head_size * c.problem.element_bytes // CHUNK_BYTES)
 
 
+def vectors(c: Candidate) -> int:
+    """Vectors of four dimensions in one chunk."""
+    return int(4 // c.problem.element_bytes)
+
+
 def constants(problem: PagedAttentionProblem | AttentionGradientProblem) -> dict[str, object]:
     """What is compiled into every pass of either family."""
     return {

@@ -88,8 +88,9 @@ PARAMETERS = (
     Parameter(
         name="prefetch",
         values=(0, 1),
-        help="1: the loads of the next tile are issued before the present one is computed",
-        used=by_matrices,
+        help="1: the loads of the next tile are issued before the present one is computed, or, by "
+        "strategies that load straight to registers, as soon as these are free",
+        used=lambda values: _by_lanes(values) or by_matrices(values),
     ),
     Parameter(
         name="split",
@@ -158,15 +159,17 @@ LANE_STARTS: tuple[Values, ...] = tuple(
     {
         "strategy": "lanes",
         "subgroup_size": size,
-        "subgroups": 4,
+        "subgroups": subgroups,
         "tile_rows": rows,
         "lanes_per_token": lanes,
-        "tokens_unrolled": 2,
-        "split": "device:4",
-        "combine_slices": 2,
+        "tokens_unrolled": tokens,
+        "prefetch": prefetch,
+        "split": split,
+        "combine_slices": 4,
     }
+    for subgroups, prefetch, split in ((4, 1, "device:4"), (4, 0, "device:4"), (16, 0, "device:1"))
     for size in (32, 64, 16, 8)
-    for rows, lanes in ((4, 8), (8, 16), (1, 8))
+    for rows, lanes, tokens in ((4, min(16, size), 4), (4, 8, 2), (8, min(16, size), 2), (1, 8, 4))
 )
 TILE_STARTS: tuple[Values, ...] = tuple(
     {
@@ -182,4 +185,4 @@ TILE_STARTS: tuple[Values, ...] = tuple(
     for size, columns in ((32, 16), (64, 16), (16, 16), (8, 8))
     for split in ("none", "device:2")
 )
-STARTS = (*MATRIX_LANE_STARTS, *MATRIX_STARTS, *LANE_STARTS, *TILE_STARTS)
+STARTS = (*MATRIX_LANE_STARTS, *MATRIX_STARTS, *TILE_STARTS, *LANE_STARTS)

@@ -1,23 +1,22 @@
-"""Geometry and constraints of the strategies of paged attention: lanes, tiles and matrix.
+"""Geometry and constraints of the strategies of paged attention.
 
-Strategy matrix_lanes has a module of its own.
+Those of tiles and matrix are here; lanes and matrix_lanes have modules of their own.
 """
 
 from __future__ import annotations
 
 from tuner.device_info import MatrixLayout
+from tuner.kernels import attention_lanes as lanes
 from tuner.kernels import attention_matrix_lanes as matrix_lanes
-from tuner.kernels.attention_chunks import CHUNK_BYTES, chunks
+from tuner.kernels.attention_chunks import CHUNK_BYTES, chunks, vectors
 from tuner.kernels.base import Candidate, Constraint
 from tuner.kernels.matrix_decode import SHAPES
 from tuner.kernels.matrix_units import by_matrix, exchange_reason, layout_of, sharing_masks
 
 MAX_LANE_WORDS = 224
 """32-bit words of queries, sums and chunks one lane may hold: GPUs give it 128 to 256."""
-MAX_LANE_ROWS = 16
+MIN_TILE_ROWS = 16
 MATRIX_STRATEGIES = ("matrix", "matrix_lanes")
-MAX_UNROLLED = 512
-"""Vectors of four dimensions times rows in one unrolled step: beyond it compile times grow."""
 
 __all__ = [
     "CONSTRAINTS",
@@ -30,16 +29,10 @@ __all__ = [
 ]
 
 
-def vectors(c: Candidate) -> int:
-    """Vectors of four dimensions in one chunk."""
-    return int(4 // c.problem.element_bytes)
-
-
 def granule(c: Candidate) -> int:
     """Tokens one workgroup takes a step."""
     if c["strategy"] == "lanes":
-        groups = c["subgroups"] * max(1, c["subgroup_size"] // c["lanes_per_token"])
-        return int(groups * c["tokens_unrolled"])
+        return lanes.granule(c)
     if c["strategy"] == "matrix_lanes":
         return matrix_lanes.granule(c)
     return int(c["tile_tokens"])
@@ -53,7 +46,7 @@ def row_tiles(c: Candidate) -> int:
 def constants(c: Candidate) -> dict[str, object]:
     """What the template of the attend pass needs beside the parameters."""
     if c["strategy"] == "lanes":
-        return {}
+        return lanes.constants(c)
     if c["strategy"] == "matrix_lanes":
         return matrix_lanes.constants(c)
     if c["strategy"] == "tiles":
@@ -99,7 +92,7 @@ def _staged_chunks(c: Candidate, layout: MatrixLayout) -> int:
 def _shared_bytes(c: Candidate) -> int:
     rows, tokens = c["tile_rows"], c["tile_tokens"]
     if c["strategy"] == "lanes":
-        return int(c["subgroups"] * rows * (4 * c.problem.head_size + 8))
+        return lanes.shared_bytes(c)
     if c["strategy"] == "tiles":
         query = rows * (c.problem.head_size // 4 + 1) * 16
         staged = c["kv_buffers"] * tokens * (chunks(c) + 1) * CHUNK_BYTES
@@ -112,56 +105,18 @@ def _shared_bytes(c: Candidate) -> int:
     return int(staged + weights + 8 * rows)
 
 
-def _check_lanes(c: Candidate) -> str | None:
-    if c["strategy"] != "lanes":
-        return None
-    lanes = c["lanes_per_token"]
-    if lanes > c["subgroup_size"]:
-        return f"{lanes} lanes per token are more than the subgroup's {c['subgroup_size']}"
-    if chunks(c) % lanes:
-        return f"{lanes} lanes cannot share the {chunks(c)} chunks of a token evenly"
-    return None
-
-
-def _check_rows(c: Candidate) -> str | None:
-    rows = c["tile_rows"]
-    if c["strategy"] == "lanes" and rows > MAX_LANE_ROWS:
-        return f"strategy lanes takes up to {MAX_LANE_ROWS} rows, tile_rows is {rows}"
-    if c["strategy"] == "tiles" and rows < MAX_LANE_ROWS:
-        return f"strategy tiles takes at least {MAX_LANE_ROWS} rows, tile_rows is {rows}"
-    return None
-
-
 def _check_tile(c: Candidate) -> str | None:
     if c["strategy"] != "tiles":
         return None
     columns, threads = c["lanes_per_row"], _threads(c)
+    if c["tile_rows"] < MIN_TILE_ROWS:
+        return f"strategy tiles takes at least {MIN_TILE_ROWS} rows, tile_rows is {c['tile_rows']}"
     if columns > c["subgroup_size"]:
         return f"{columns} lanes per row are more than the subgroup's {c['subgroup_size']}"
     if c["tile_tokens"] % columns:
         return f"{columns} lanes cannot share tiles of {c['tile_tokens']} tokens evenly"
     if c["tile_rows"] * columns % threads or not _own_rows(c):
         return f"{c['tile_rows']} rows times {columns} lanes are no multiple of {threads} threads"
-    return None
-
-
-def _check_lane_registers(c: Candidate) -> str | None:
-    if c["strategy"] != "lanes":
-        return None
-    own = -(-chunks(c) // c["lanes_per_token"])
-    dims = 4 * vectors(c) * own
-    words = 2 * c["tile_rows"] * dims + 2 * c["tokens_unrolled"] * 4 * own
-    if words > MAX_LANE_WORDS:
-        return (
-            f"a lane would hold {words} words of queries, sums and chunks, the limit is "
-            f"{MAX_LANE_WORDS}: use more lanes_per_token or fewer tile_rows"
-        )
-    unrolled = c["tile_rows"] * c["tokens_unrolled"] * dims // 4
-    if unrolled > MAX_UNROLLED:
-        return (
-            f"one step would unroll {unrolled} vectors times rows, the limit is {MAX_UNROLLED}: "
-            "use more lanes_per_token or fewer tokens_unrolled"
-        )
     return None
 
 
@@ -258,12 +213,7 @@ GRANULE_NEEDS = (*_THREADS, "tile_rows", "lanes_per_token", "tokens_unrolled", "
 
 CONSTRAINTS = (
     Constraint(needs=("strategy",), check=_check_matrix_features),
-    Constraint(needs=("strategy", "tile_rows"), check=_check_rows),
-    Constraint(needs=("strategy", "subgroup_size", "lanes_per_token"), check=_check_lanes),
-    Constraint(
-        needs=("strategy", "tile_rows", "lanes_per_token", "tokens_unrolled"),
-        check=_check_lane_registers,
-    ),
+    *lanes.CONSTRAINTS,
     Constraint(needs=(*_TILE, "lanes_per_row"), check=_check_tile),
     Constraint(needs=(*_TILE, "lanes_per_row"), check=_check_tile_registers),
     Constraint(needs=(*_TILE, "matrix_shape"), check=_check_matrix),
@@ -271,6 +221,7 @@ CONSTRAINTS = (
     Constraint(needs=(*_TILE, "matrix_shape", "prefetch"), check=_check_matrix_registers),
     *matrix_lanes.CONSTRAINTS,
     Constraint(
-        needs=(*_TILE, "matrix_shape", "kv_buffers", "exchange"), check=_check_shared_memory
+        needs=(*GRANULE_NEEDS, "matrix_shape", "kv_buffers", "exchange"),
+        check=_check_shared_memory,
     ),
 )

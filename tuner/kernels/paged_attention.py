@@ -96,7 +96,7 @@ def _check_combine(c: Candidate) -> str | None:
 
 CONSTRAINTS = (
     WHOLE_CHUNKS,
-    subgroups.operations("basic", "shuffle"),
+    subgroups.operations("basic", "shuffle", "vote"),
     subgroups.SIZE_RULE,
     subgroups.WORKGROUP_RULE,
     Constraint(needs=(), check=_check_batch),
