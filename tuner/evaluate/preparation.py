@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tuner.errors import IllegalVariantError, TemplateError, UsageError
+from tuner.errors import IllegalVariantError, UsageError
 from tuner.evaluate.building import (
     Built,
     CompileMemo,
@@ -14,13 +14,13 @@ from tuner.evaluate.building import (
     Scalars,
     SpirvCompiler,
     compile_passes,
+    named,
     render_passes,
-    variant_key,
 )
 from tuner.evaluate.residents import ResidentCases
 from tuner.evaluate.trials import MADE_BADLY, RAN_BADLY, Draft, PreparedTrial, failure_of
 from tuner.kernels.base import Candidate, Family, ValidationCase, Values
-from tuner.kernels.space import canonical, reasons, require_legal
+from tuner.kernels.space import reasons
 from tuner.problems import Problem
 from tuner.records import Record
 from tuner.runner.protocol import Runner
@@ -58,17 +58,15 @@ class Preparation:
         Raises:
             IllegalVariantError: it is not legal here; says why.
         """
-        require_legal(self._family, values, self._problem, self._info)
-        candidate = Candidate(canonical(self._family, values), self._problem, self._info)
-        render = RenderMemo(self._render)
-        broken = None
-        try:
-            scalars = self._family.timing_scalars(self._problem)
-            passes = _render(self._family, candidate, scalars, render)
-        except TemplateError as error:
-            passes, broken = (), failure_of(error)
-        key = variant_key(self._family, candidate, passes, self._compiler.identity)
-        return Draft(candidate=candidate, passes=passes, key=key, render=render, broken=broken)
+        render, compiler = RenderMemo(self._render), self._compiler.identity
+        found = named(self._family, values, self._problem, self._info, compiler, render=render)
+        return Draft(
+            candidate=found.candidate,
+            passes=found.passes,
+            key=found.key,
+            render=render,
+            broken=failure_of(found.broken) if found.broken else None,
+        )
 
     def is_current(self, record: Record) -> bool:
         """Whether a record of this problem tells of a kernel that could be made today.
