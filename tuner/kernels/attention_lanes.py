@@ -12,7 +12,7 @@ from tuner.kernels.base import Candidate, Constraint, Values
 MAX_ROWS = 16
 MAX_LANE_WORDS = 224
 """32-bit words of sums, scores and chunks one lane may hold: GPUs give it 128 to 256."""
-MAX_UNROLLED = 512
+MAX_UNROLLED, MAX_UNROLLED_ON_CPU = 512, 64
 """Vectors of four dimensions times rows in one unrolled step: beyond it compile times grow."""
 
 
@@ -90,10 +90,11 @@ def _check_registers(c: Candidate) -> str | None:
             f"{MAX_LANE_WORDS}: use more lanes_per_token or fewer tile_rows"
         )
     unrolled = rows * unroll * dims // 4
-    if unrolled > MAX_UNROLLED:
+    limit = MAX_UNROLLED_ON_CPU if c.device.is_cpu else MAX_UNROLLED
+    if unrolled > limit:
         return (
-            f"one step would unroll {unrolled} vectors times rows, the limit is {MAX_UNROLLED}: "
-            "use more lanes_per_token or fewer tokens_unrolled"
+            f"one step would unroll {unrolled} vectors times rows, the limit is {limit}: use "
+            "more lanes_per_token or fewer tokens_unrolled"
         )
     return None
 
