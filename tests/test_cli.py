@@ -32,6 +32,7 @@ COMMANDS = (
     "bench",
     "tune",
     "compare",
+    "merge",
     "export",
     "plot",
 )

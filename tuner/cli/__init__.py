@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from tuner import __version__
-from tuner.cli import bench, calibrate, compare, describe, report, tune, verify
+from tuner.cli import bench, calibrate, compare, describe, merge, report, tune, verify
 from tuner.errors import TunerError
 
 
@@ -71,6 +71,7 @@ app.command("calibrate")(calibrate.calibrate)
 app.command("bench")(bench.bench)
 app.command("tune")(tune.tune)
 app.command("compare")(compare.compare)
+app.command("merge")(merge.merge)
 app.command("export")(report.export)
 app.command("plot")(report.plot)
 

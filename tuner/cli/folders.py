@@ -54,7 +54,12 @@ def every_device(source: str | None, out: Path) -> tuple[Path, ...]:
         raise UsageError(
             f"{path} and --out {out}: name one of them; files are written beside the results"
         )
-    return _below(path) or (path,) if path.exists() else (one_device(source, out),)
+    return devices_in(path) if path.exists() else (one_device(source, out),)
+
+
+def devices_in(folder: Path) -> tuple[Path, ...]:
+    """The folders of all devices with results below a folder; itself, if there are none."""
+    return _below(folder) or (folder,)
 
 
 def _below(root: Path) -> tuple[Path, ...]:
