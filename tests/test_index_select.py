@@ -279,6 +279,16 @@ def test_kernels_are_valid_spirv(device: DeviceInfo) -> None:
         spirv_val(spirv)
 
 
+def test_threads_go_by_subgroup_and_lane() -> None:
+    """Vulkan promises no order of gl_LocalInvocationIndex, so kernels by subgroups do without."""
+    for text in set(VARIANTS.values()) - {"baseline"}:
+        for each in render_passes(
+            INDEX_SELECT, variant(INDEX_SELECT, text, gpu()), RELEASED, gpu()
+        ):
+            code = [line.partition("//")[0] for line in each.rendered.text.splitlines()]
+            assert not [line for line in code if "gl_LocalInvocation" in line]
+
+
 def test_what_is_timed_is_what_is_validated() -> None:
     device = gpu()
     for of in workloads.default_problems("indexer_step", on_cpu=False)[1::4]:

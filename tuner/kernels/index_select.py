@@ -191,11 +191,11 @@ def select_passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pas
 def scratch_bytes(c: Candidate) -> dict[str, int]:
     """Counters, candidates and the largest keys of groups, for the strategy parts."""
     if not in_parts(c.values):
-        return {"row_counters": 4, "candidates": 8, "group_maxima": 4}
+        return {"row_counters": 4, "candidates": 4, "group_maxima": 4}
     rows = c.problem.rows
     return {
         "row_counters": 8 * rows,
-        "candidates": 8 * rows * int(c["listed"]),
+        "candidates": 4 * rows * int(c["listed"]),
         "group_maxima": 4 * rows * _lane_maxima(c) * _threads(c),
     }
 

@@ -45,7 +45,7 @@ BINDINGS: Mapping[str, Binding] = {
         Binding(name="visible_count", buffer="visible_count", element="uint", role="output"),
         Binding(name="block_mask", buffer="block_mask", element="uint", role="output"),
         Binding(name="row_counters", buffer="row_counters", element="uint", role="counter"),
-        Binding(name="candidates", buffer="candidates", element="uvec2", role="scratch"),
+        Binding(name="candidates", buffer="candidates", element="uint", role="scratch"),
         Binding(name="group_maxima", buffer="group_maxima", element="uint", role="scratch"),
     )
 }
