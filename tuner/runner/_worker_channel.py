@@ -9,9 +9,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
-
-from tuner.runner._worker_messages import encode
+from tuner.runner._worker_messages import decode, encode
 
 _HEADER = struct.Struct("<Q")
 _LOOK_S = 0.001
@@ -88,7 +86,7 @@ class Channel:
                 # Linux resets a connection whose other end was closed over unread bytes.
                 raise ClosedError(unread=isinstance(error, ConnectionResetError)) from error
             raise
-        return msgspec.msgpack.decode(body, type=kind), next(iter(descriptors), None)
+        return decode(body, kind), next(iter(descriptors), None)
 
     def close(self) -> None:
         """Close this end; idempotent."""

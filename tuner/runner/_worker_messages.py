@@ -7,6 +7,7 @@ parts.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import msgspec
@@ -178,6 +179,11 @@ def encode(message: object) -> bytes:
     return msgspec.msgpack.encode(message, enc_hook=_plain)
 
 
+def decode(body: bytes | bytearray | msgspec.Raw, kind: Any) -> Any:
+    """What `encode` made of a value of that type or union."""
+    return _decoder(kind).decode(body)
+
+
 def reply_with(result: object) -> Reply:
     """The reply to a request that succeeded."""
     return Reply(result=msgspec.Raw(encode(result)))
@@ -199,6 +205,12 @@ def raised_error(said: Raised) -> TunerError:
     error: TunerError = kind.__new__(kind, said.message)
     error.__dict__.update(said.facts)
     return error
+
+
+@functools.cache
+def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """Kept, since to make one for all requests takes longer than most of them."""
+    return msgspec.msgpack.Decoder(kind)
 
 
 def _plain(value: object) -> object:

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from tuner.device_info import DeviceInfo
 from tuner.errors import DeviceLostError, RunTimeoutError, TunerError, WorkerDiedError
 from tuner.runner._worker_channel import Channel, ClosedError
@@ -28,6 +26,7 @@ from tuner.runner._worker_messages import (
     Prepare,
     Reply,
     Start,
+    decode,
     raised_error,
 )
 from tuner.runner.protocol import JobKey
@@ -240,7 +239,8 @@ class Worker:
             raise WorkerDiedError(self._how_it_ended(what)) from None
         if reply.raised is not None:
             raise raised_error(reply.raised)
-        return msgspec.msgpack.decode(reply.result, type=Hello).info
+        info: DeviceInfo = decode(reply.result, Hello).info
+        return info
 
     def _begin(self, step: Step) -> _Call:
         call = _Call.at(step)
@@ -290,7 +290,7 @@ class Worker:
 
     def _result(self, call: _Call, request: Any, reply: Reply, kind: Any) -> Any:
         if reply.raised is None:
-            return msgspec.msgpack.decode(reply.result, type=kind)
+            return decode(reply.result, kind)
         error = raised_error(reply.raised)
         if isinstance(error, (DeviceLostError, RunTimeoutError)):
             # A launch in another thread may have lost the device under pipelines being made.
