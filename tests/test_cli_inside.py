@@ -22,7 +22,7 @@ from tests.made_records import (
 )
 from tests.toy_family import TOY
 from tuner import kernels
-from tuner.cli import app, bench, output, progress, tune, variants
+from tuner.cli import app, bench, output, progress, summary, variants
 from tuner.cli.calibrate import sensors
 from tuner.cli.session import Opened, misfit
 from tuner.compile import Compiler
@@ -202,7 +202,7 @@ def test_the_front_of_time_and_energy_is_printed(
         front=(fast, thrifty),
     )
     run = RunResult(problems=(result,), interrupted=False, seconds=12.0)
-    tune._print_result(run, tmp_path, tune._Written())
+    summary.print_result(run, tmp_path, summary.Written())
     out = capsys.readouterr().out
     assert "  80 µs, 5.25 mJ/token: strategy=" in out
     assert "  95 µs, 4 mJ/token: strategy=" in out

@@ -32,6 +32,14 @@ Set = Annotated[
         help="A parameter value, on top of the nearest known-good variant; repeatable.",
     ),
 ]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--only",
+        metavar="NAME=VALUE",
+        help="Only variants with this value; several of one name are alternatives.",
+    ),
+]
 RESULTS = Path("results")
 PUBLISHED = "published"
 """In a clone, the folder of committed results in that of the user's own."""

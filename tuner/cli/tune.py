@@ -4,40 +4,31 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tuner.cli import options
-from tuner.cli.output import bandwidth, microseconds, note, percent, print_json, print_table, say
+from tuner.cli.output import bandwidth, note, print_json
+from tuner.cli.summary import Written, as_data, print_result
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from tuner.cli.progress import TuneProgress
     from tuner.cli.session import Opened
     from tuner.device_info import DeviceInfo
     from tuner.evaluate import Session
-    from tuner.records import Calibration, Record
+    from tuner.kernels.base import Value
     from tuner.results import Store
-    from tuner.search import Interrupts, ProblemResult, RunResult, Settings, Task
+    from tuner.search import Interrupts, RunResult, Settings, Task
 
 CPU_SECONDS, GPU_SECONDS = 30.0, 40.0
 """Seconds for each problem where no budget is given."""
 INTERRUPTED = 130
 DEFAULT_FAMILY, EVERY = "paged_decode_q8", "all"
 STUDIES = "studies.jsonl"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Written:
-    """The files of a run beside its records; without a configuration `error` says why."""
-
-    best_config: Path | None = None
-    plots: tuple[Path, ...] = ()
-    error: str | None = None
 
 
 def tune(
@@ -58,6 +49,7 @@ def tune(
     lengths: options.Lengths = "equal",
     block_size: options.BlockSize = 16,
     workload: options.Workload = None,
+    only: options.Only = None,
     trials: Annotated[
         int | None,
         typer.Option("--trials", min=1, help="Variants to try in all, shared by the problems."),
@@ -103,7 +95,8 @@ def tune(
 
     What was found is exported and plotted. A run that was stopped goes on where it was, and nothing
     is measured twice. Ctrl-C ends the search after the trial at work, exports the best so far and
-    exits with 130; a second one quits at once, with everything measured kept.
+    exits with 130; a second one quits at once, with everything measured kept. With --only, the
+    search is another one, with a budget of its own, and the baseline is measured in any case.
     """
     from tuner.cli.progress import TuneProgress
     from tuner.cli.session import open_store, opened, warn_of_cpu
@@ -118,9 +111,10 @@ def tune(
         block_size=block_size,
         workload=workload,
     )
+    allowed = _allowed(family or (DEFAULT_FAMILY,), only or ())
     with opened(device, cache=cache, in_process=in_process) as open_device:
         info = open_device.info
-        tasks = _tasks(family, choice, info)
+        tasks = _tasks(allowed, choice, info, every=EVERY in (family or ()))
         settings = _settings(
             trials,
             seconds,
@@ -128,6 +122,7 @@ def tune(
             objective,
             seed,
             retry_failed=retry_failed,
+            only=allowed,
             problems=len(tasks),
             info=info,
         )
@@ -144,29 +139,44 @@ def tune(
             written = _write(store, open_device)
             calibration, folder = store.calibration(info.driver), store.folder
     if json:
-        print_json(_as_json(result, info, calibration, folder, written))
+        print_json(as_data(result, info, calibration, folder, written))
     else:
-        _print_result(result, folder, written)
+        print_result(result, folder, written)
     if interrupts.asked:
         raise typer.Exit(INTERRUPTED)
     if result.error or written.error or any(each.best is None for each in result.problems):
         raise typer.Exit(1)
 
 
+def _allowed(names: Sequence[str], only: Sequence[str]) -> dict[str, dict[str, list[Value]]]:
+    """By family that is meant, the values that `--only` lets parameters have.
+
+    Raises:
+        UnknownNameError, UsageError: no such family, parameter or value.
+    """
+    from tuner import kernels
+    from tuner.cli.batches import having, parse_only, wanted_values
+
+    wanted = parse_only(only)
+    if EVERY in names:
+        parts = having(kernels.families(), wanted)
+    else:
+        parts = tuple((kernels.family(name), wanted) for name in dict.fromkeys(names))
+    return {family.name: wanted_values(family, part) for family, part in parts}
+
+
 def _tasks(
-    names: Sequence[str] | None, choice: options.ProblemChoice, info: DeviceInfo
+    names: Iterable[str], choice: options.ProblemChoice, info: DeviceInfo, *, every: bool
 ) -> list[Task]:
+    """Each family with each of its problems; with `every`, families that solve none of what the
+    user named are left out."""
     from tuner import kernels
     from tuner.cli.session import misfit
 
-    if EVERY in (names or ()):
-        families, problems_of = kernels.families(), choice.problems
-    else:
-        wanted = dict.fromkeys(names or (DEFAULT_FAMILY,))
-        families, problems_of = tuple(map(kernels.family, wanted)), choice.required
+    problems_of = choice.problems if every else choice.required
     tasks: list[Task] = [
         (family, problem)
-        for family in families
+        for family in map(kernels.family, names)
         for problem in problems_of(family, on_cpu=info.is_cpu)
     ]
     for family, problem in tasks:
@@ -183,6 +193,7 @@ def _settings(
     seed: int,
     *,
     retry_failed: bool,
+    only: dict[str, dict[str, list[Value]]],
     problems: int,
     info: DeviceInfo,
 ) -> Settings:
@@ -204,6 +215,7 @@ def _settings(
         objective=goal,
         seed=seed,
         retry_failed=retry_failed,
+        only=only,
     )
 
 
@@ -258,7 +270,7 @@ def _quit(folder: Path) -> None:
     os._exit(INTERRUPTED)
 
 
-def _write(store: Store, device: Opened) -> _Written:
+def _write(store: Store, device: Opened) -> Written:
     """Export, then plot. What cannot be exported is told, not raised: the summary must come."""
     from tuner.cli.currency import current_records
     from tuner.cli.report import export_best, save_plots
@@ -266,7 +278,7 @@ def _write(store: Store, device: Opened) -> _Written:
     from tuner.evaluate import Currency
 
     if not store.records():
-        return _Written(error="nothing was measured, so there is nothing to export")
+        return Written(error="nothing was measured, so there is nothing to export")
     best_config, plots, error = None, [], None
     currency = Currency(device.info, device.compiler.identity)
     try:
@@ -277,102 +289,4 @@ def _write(store: Store, device: Opened) -> _Written:
         plots = save_plots(store, current_records(store, currency, option="`tuner plot --earlier`"))
     except ResultsError as refused:
         error = error or str(refused)
-    return _Written(best_config=best_config, plots=tuple(plots), error=error)
-
-
-def _print_result(result: RunResult, folder: Path, written: _Written) -> None:
-    say()
-    print_table(
-        ("problem", "baseline µs", "best µs", "speed-up", "of read", "trials", "failed"),
-        [_row(each) for each in result.problems],
-        right=("baseline µs", "best µs", "speed-up", "of read", "trials", "failed"),
-    )
-    say()
-    for each in result.problems:
-        say(f"{each.problem.label}: {_variant(each)}")
-        for record in each.front:
-            say(f"  {_priced(each, record)}")
-    say()
-    variants = "1 variant" if result.measured == 1 else f"{result.measured} variants"
-    say(f"{variants} measured in {result.seconds:.0f} s; results in {folder}/")
-    for path in (written.best_config, *written.plots):
-        if path is not None:
-            say(f"  {path}")
-    if written.error:
-        note(f"not exported: {written.error}")
-    if result.error:
-        note(f"stopped early: {result.error}")
-    if result.interrupted:
-        note("interrupted: run the same command again to go on")
-
-
-def _row(result: ProblemResult) -> tuple[str, ...]:
-    best, baseline = result.best, result.baseline
-    best_ns = None if best is None else best.median_ns
-    baseline_ns = None if baseline is None else baseline.median_ns
-    return (
-        result.problem.label,
-        microseconds(baseline_ns),
-        microseconds(best_ns),
-        f"{baseline_ns / best_ns:.1f}x" if best_ns and baseline_ns else "-",
-        percent(None if best is None else best.utilisation),
-        str(result.trials),
-        str(sum(result.failures.values())),
-    )
-
-
-def _variant(result: ProblemResult) -> str:
-    from tuner.cli.variants import describe
-
-    if result.best is None:
-        return result.error or "no correct variant"
-    return describe(result.family, result.best.values)
-
-
-def _priced(result: ProblemResult, record: Record) -> str:
-    """A variant of the front of time and energy, in one line."""
-    from tuner.cli.variants import describe
-
-    joules = record.energy_j_per_token
-    assert joules is not None
-    price = f"{microseconds(record.median_ns)} µs, {1e3 * joules:.3g} mJ/token"
-    return f"{price}: {describe(result.family, record.values)}"
-
-
-def _as_json(
-    result: RunResult,
-    info: DeviceInfo,
-    calibration: Calibration | None,
-    folder: Path,
-    written: _Written,
-) -> dict[str, object]:
-    return {
-        "device": info.name,
-        "driver": info.driver,
-        "calibration": calibration,
-        "interrupted": result.interrupted,
-        "error": result.error or written.error,
-        "seconds": result.seconds,
-        "measured": result.measured,
-        "busy": result.busy,
-        "problems": [
-            {
-                "family": each.family.name,
-                "problem": each.problem,
-                "ended": each.ended,
-                "error": each.error,
-                "legal": each.legal,
-                "trials": each.trials,
-                "measured": each.measured,
-                "known": each.known,
-                "failures": each.failures,
-                "baseline": each.baseline,
-                "best": each.best,
-                "front": each.front,
-            }
-            for each in result.problems
-        ],
-        "results": folder,
-        "best_config": written.best_config,
-        "plots": written.plots,
-    }
+    return Written(best_config=best_config, plots=tuple(plots), error=error)

@@ -77,14 +77,7 @@ def verify(
             help="N at random, all, or so few that every parameter value occurs, or every pair.",
         ),
     ] = "pairwise",
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--only",
-            metavar="NAME=VALUE",
-            help="Only variants with this value; several of one name are alternatives.",
-        ),
-    ] = None,
+    only: options.Only = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the variants chosen at random.")] = 0,
     validation: Annotated[
         bool,

@@ -91,12 +91,19 @@ class Variants(Sequence[Values]):
         found = place < len(self) and self._sorted_keys[place] == key[0]
         return int(self._order[place]) if found else None
 
-    def having(self, wanted: Mapping[str, Collection[Value]]) -> Variants:
-        """The variants in which each of the named parameters has one of the values given for it."""
+    def having(
+        self, wanted: Mapping[str, Collection[Value]], *, beside: Values | None = None
+    ) -> Variants:
+        """The variants in which each of the named parameters has one of the values given for it.
+
+        If there are any, `beside` is one more that is kept whatever it has.
+        """
         kept = np.ones(len(self), np.bool_)
         for column, (name, domain) in zip(self.codes.T, self.domains.items(), strict=True):
             if name in wanted:
                 kept &= np.array([value in wanted[name] for value in domain], np.bool_)[column]
+        if beside is not None and kept.any() and (index := self.find(beside)) is not None:
+            kept[index] = True
         return Variants(self.domains, self.codes[kept])
 
     def nearest(self, values: Values, among: Mask | None = None) -> int:

@@ -23,6 +23,7 @@ from tuner.evaluate import (
 )
 from tuner.kernels import space
 from tuner.kernels.base import Family, Values
+from tuner.kernels.selection import Variants
 from tuner.problems import Problem
 from tuner.runner.protocol import ENERGY_MS, Runner
 from tuner.search.desk import RecordStore
@@ -125,13 +126,11 @@ class _Run:
     ) -> ProblemResult:
         """One problem's turn."""
         tally = Tally(family=family, problem=problem, index=index, problems=self.problems)
-        info = self.runner.info
-        variants = space.legal(family, problem, info)
+        variants = self._allowed(family, problem)
         tally.legal = len(variants)
         if not variants:
-            why = "; ".join(space.reasons(family, family.baseline, problem, info))
             self.progress.problem_started(tally.status())
-            return tally.result("nothing legal", f"no variant is legal; the baseline: {why}")
+            return tally.result("nothing legal", self._why_nothing(family, problem))
         objective = self.settings.objective
         proposer = Proposer(
             variants,
@@ -170,6 +169,19 @@ class _Run:
         if result.ended != "device lost":
             turn.evaluator.close()
         return result
+
+    def _allowed(self, family: Family, problem: Problem) -> Variants:
+        """The legal variants that the settings let be tried."""
+        legal = space.legal(family, problem, self.runner.info)
+        baseline = space.canonical(family, family.baseline)
+        return legal.having(self.settings.only.get(family.name, {}), beside=baseline)
+
+    def _why_nothing(self, family: Family, problem: Problem) -> str:
+        if only := self.settings.only.get(family.name):
+            listed = " ".join(f"{name}={'|'.join(map(str, only[name]))}" for name in only)
+            return f"no variant with {listed} is legal"
+        why = "; ".join(space.reasons(family, family.baseline, problem, self.runner.info))
+        return f"no variant is legal; the baseline: {why}"
 
     def close(self) -> None:
         """Unload the validation cases."""

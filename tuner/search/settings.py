@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from tuner.device_info import DeviceInfo
 from tuner.errors import UsageError
-from tuner.kernels.base import Family, Values
+from tuner.kernels.base import Family, Value, Values
 from tuner.problems import Problem
 from tuner.records import Record, State
 from tuner.search.objective import OBJECTIVES, Objective
@@ -55,7 +55,8 @@ class Settings:
     The best `finalists` are timed again in turns, in `final_rounds` and, as long as it is open who
     wins and there is time, up to `most_final_rounds`. After `reference_every` trials a reference
     variant is timed again, and so is what ran while it drifted; 0 is never (default: 10, or 0 on a
-    CPU, whose times drift with whatever else it does).
+    CPU, whose times drift with whatever else it does). `only` has, by family, the values that
+    parameters may have; those of the baseline, which is always measured, aside.
     """
 
     trials: int | None = None
@@ -70,6 +71,7 @@ class Settings:
     final_rounds: int = MIN_ROUNDS
     most_final_rounds: int = 20
     reference_every: int | None = None
+    only: Mapping[str, Mapping[str, Collection[Value]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLERS:

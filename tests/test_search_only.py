@@ -1,0 +1,63 @@
+"""A search of a part of the space: what it tries, and what it has of searches of the whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.test_search import BASELINE, SPACE, Records, run
+from tests.toy_family import TOY
+from tuner.cli.tune import _allowed
+from tuner.errors import UnknownNameError, UsageError
+
+HALF = {"toy": {"mode": ["half"]}}
+
+
+def test_only_what_is_allowed_is_tried_and_the_baseline(tmp_path: Path) -> None:
+    store = Records()
+    result = run(tmp_path / "journal", store=store, trials=12, only=HALF)
+    (found,) = result.problems
+    assert BASELINE["mode"] != "half"
+    assert found.baseline is not None
+    assert found.baseline.values == BASELINE
+    others = [record for record in store.kept if record.values != BASELINE]
+    assert len({record.variant for record in others}) == 11
+    assert {record.values["mode"] for record in others} == {"half"}
+    assert found.best is not None
+    assert found.best.values["mode"] == "half"
+    assert found.legal == 1 + len(SPACE.having(HALF["toy"])) < len(SPACE)
+
+
+def test_it_has_a_budget_of_its_own_and_measures_nothing_twice(tmp_path: Path) -> None:
+    store = Records()
+    run(tmp_path / "journal", store=store, trials=12)
+    before = {record.variant for record in store.kept}
+    (found,) = run(tmp_path / "journal", store=store, trials=6, only=HALF).problems
+    assert (found.trials, found.ended) == (6, "trials")
+    assert found.known > 0
+    tried = [record.variant for record in store.kept if record.note == ""]
+    assert len(set(tried)) == len(tried) == len(before) + found.measured
+    (again,) = run(tmp_path / "journal", store=store, trials=6, only=HALF).problems
+    assert (again.measured, again.ended) == (0, "met before")
+
+
+def test_where_nothing_of_it_is_legal_not_even_the_baseline_is_tried(tmp_path: Path) -> None:
+    store = Records()
+    nothing = {"toy": {"mode": ["half"], "tile": [max(TOY.parameter("tile").values)]}}
+    assert not SPACE.having(nothing["toy"])
+    (found,) = run(tmp_path / "journal", store=store, only=nothing).problems
+    assert (found.ended, store.kept) == ("nothing legal", [])
+    assert found.error == f"no variant with mode=half tile={nothing['toy']['tile'][0]} is legal"
+
+
+def test_the_command_asks_each_family_for_what_it_has() -> None:
+    assert _allowed(["paged_decode_q8"], ["strategy=int_dot", "subgroups=4", "subgroups=8"]) == {
+        "paged_decode_q8": {"strategy": ["int_dot"], "subgroups": [4, 8]}
+    }
+    assert set(_allowed(["all"], ["strategy=matrix"])) > {"paged_decode_q8", "paged_attention"}
+    assert "cache_write_q8" not in _allowed(["all"], ["strategy=matrix"])
+    with pytest.raises(UnknownNameError, match="legal: baseline, scalar_f32"):
+        _allowed(["paged_decode_q8"], ["strategy=matrices"])
+    with pytest.raises(UsageError, match="'matrix' is no assignment"):
+        _allowed(["all"], ["matrix"])
