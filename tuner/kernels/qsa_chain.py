@@ -332,6 +332,13 @@ def _bytes_moved(problem: QsaStepProblem) -> int:
 
 
 _LANE_SPLITS = ("count:64", "device:2")
+_LISTS = (
+    ("lanes8", "workgroup"),
+    ("lanes4", "workgroup_short"),
+    ("lanes8", "parts16"),
+    (BASELINE, BASELINE),
+)
+"""Scores and selections to begin with."""
 STARTS: tuple[Values, ...] = tuple(
     {
         "schedule": schedule,
@@ -345,7 +352,7 @@ STARTS: tuple[Values, ...] = tuple(
     }
     for size in (32, 64, 16, 8)
     for schedule in ("fresh", "beside")
-    for score, select in (("lanes8", "parts16"), ("lanes4", "workgroup"), (BASELINE, BASELINE))
+    for score, select in _LISTS
     for attend, split in (
         ("matrix", "count:16"),
         ("matrix", "device:1"),
