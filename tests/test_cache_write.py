@@ -250,7 +250,7 @@ Q8_MISTAKES = {
     ),
     "code of -128": Mistake(variant=Q8[1], right="-127, 127)", wrong="-128, 126)", says="codes"),
     "peak of half the lanes": Mistake(
-        variant=Q8[1], right="step < LANES; step", wrong="step < LANES / 2u; step"
+        variant=Q8[1], right="value = max(value, subgroupShuffleXor(value, 1u << bit));", wrong=""
     ),
     "pads written to the first slot": Mistake(
         variant=Q8[2],

@@ -213,7 +213,10 @@ MISTAKES = {
         variant=SHARED, right="query_size[r * INDEX_HEADS + h]", wrong="query_size[0]", says=""
     ),
     "lanes that see no piece of the key": Mistake(
-        variant=LANES, right="step < SCORE_LANES", wrong="step < SCORE_LANES / 2u", says="scores"
+        variant=LANES,
+        right="value += subgroupShuffleXor(value, 1u << bit);",
+        wrong="",
+        says="scores",
     ),
     "float16 in a float32 kernel": Mistake(
         variant="baseline",

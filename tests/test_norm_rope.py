@@ -163,7 +163,7 @@ MISTAKES = {
         variant=JOINT, right="return query_weight[at]", wrong="return key_weight[at]"
     ),
     "sum over half the lanes": Mistake(
-        variant=JOINT, right="step < LANES; step", wrong="step < LANES / 2u; step"
+        variant=JOINT, right="value += subgroupShuffleXor(value, 1u << bit);", wrong=""
     ),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -169,3 +170,14 @@ def test_declarations_are_numbered_qualified_and_never_restrict_two_views(tmp_pa
 def test_no_push_fields_no_block(tmp_path: Path) -> None:
     only = (Binding(name="a", buffer="a", element="uint", role="output"),)
     assert "push_constant" not in declarations(tmp_path, only, ())
+
+
+def test_no_loop_to_be_unrolled_has_a_step_that_doubles() -> None:
+    """Mesa before 23 unrolls none of these: `_across.glsl.jinja` has loops that count instead."""
+    doubling = re.compile(r"\[\[unroll\]\].*\*= 2u")
+    found = {
+        path.relative_to(templates.TEMPLATE_DIR).as_posix()
+        for path in templates.TEMPLATE_DIR.rglob("*.jinja")
+        if doubling.search(path.read_text())
+    }
+    assert found == {"paged_attention/lanes.glsl.jinja", "paged_attention/tiles.glsl.jinja"}

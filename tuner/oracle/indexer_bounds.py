@@ -13,6 +13,7 @@ from tuner.oracle.tolerance import (
     ROUNDINGS,
     SHORT_SUM,
     SMALLEST_F16,
+    TINY,
     U32,
     sum_variance,
 )
@@ -75,6 +76,7 @@ def score_bounds(arithmetic: ArithmeticClass, query: Array, keys: Array) -> Floa
     variance += rounding.query_unit**2 * ROUNDING_VARIANCE * scatter
     error = DEVIATIONS * np.sqrt(variance.sum(axis=0))
     error += (len(q) + SCORE_ROUNDINGS) * U32 * np.maximum(dots, 0).sum(axis=0)
+    error += TINY * len(q) * (np.abs(k).sum(axis=-1) + dims)
     largest = np.abs(q).max(axis=-1, keepdims=True, initial=0)
     if rounding.query_unit:
         vanishing = np.where(np.abs(q) < SMALLEST_F16 * largest, np.abs(q), 0)

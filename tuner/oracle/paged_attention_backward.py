@@ -23,6 +23,7 @@ from tuner.oracle.tolerance import (
     EXP_SLOPE,
     LOGIT_ROUNDINGS,
     ROUNDING_VARIANCE,
+    TINY,
     U32,
     sum_variance,
 )
@@ -35,8 +36,6 @@ Floats = npt.NDArray[np.float64]
 
 EXP_UNITS = 8.0
 """Units of 3 ulp for the exponential of a weight, and its argument's last rounding."""
-TINY = 2.0**-126
-"""The smallest normal float32: what is below may be taken for zero, term by term."""
 LAST_UNITS = 4.0
 """Units of the result for the scale and the store."""
 SAMPLE_SEED = 20_260_105

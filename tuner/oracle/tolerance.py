@@ -30,6 +30,8 @@ U16 = 2.0**-11
 """Unit roundoff of float16."""
 SMALLEST_F16 = 2.0**-14
 """Smallest normal float16: below it a device may flush to zero."""
+TINY = 2.0**-126
+"""Smallest normal float32: likewise."""
 ROUNDING_VARIANCE = 1 / 3
 """Mean square of an error that is uniform between -1 and 1 units."""
 DEVIATIONS = 6.0
@@ -309,9 +311,10 @@ def _vanished(heads: _Heads) -> Array:
     largest weight of all, with or without the value's scale.
     """
     largest = (heads.p * heads.value_scale_peaks).max(axis=-1, keepdims=True)
+    scaled = heads.p * heads.value_scales
     share = np.minimum(
         heads.p / heads.p.max(axis=-1, keepdims=True),
-        heads.p * heads.value_scales / largest,
+        np.divide(scaled, largest, out=np.zeros_like(scaled), where=largest > 0),
     )
     weights = np.where(share < SMALLEST_F16, heads.p, 0)
     all_of_them = np.linalg.norm(weights @ heads.values, axis=-1)
