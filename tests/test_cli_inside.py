@@ -27,8 +27,10 @@ from tuner.cli.calibrate import sensors
 from tuner.cli.session import Opened, misfit
 from tuner.compile import Compiler
 from tuner.errors import ResultsError
+from tuner.evaluate import FINAL, REFERENCE
+from tuner.export import markdown
 from tuner.records import Energy, Observation, Record
-from tuner.results import Store
+from tuner.results import Store, outcomes
 from tuner.runner.fake import FakeRunner
 from tuner.search import ProblemResult, RunResult, Status
 
@@ -206,6 +208,52 @@ def test_the_front_of_time_and_energy_is_printed(
     out = capsys.readouterr().out
     assert "  80 µs, 5.25 mJ/token: strategy=" in out
     assert "  95 µs, 4 mJ/token: strategy=" in out
+
+
+def test_tried_is_counted_as_the_exported_table_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each kernel once, whatever it was timed again, and whichever run tried it."""
+    values = [
+        {**made_record(PROBLEM).values, "split": split} for split in ("count:2", "count:4", "none")
+    ]
+    records = [
+        made_record(PROBLEM, values[0]),
+        made_record(PROBLEM, values[1], state="timeout"),
+        made_record(PROBLEM, values[2], session="earlier"),
+        made_record(PROBLEM, values[0], note=FINAL),
+        made_record(PROBLEM, values[0], note=REFERENCE),
+    ]
+    result = ProblemResult(
+        family=kernels.family(FAMILY), problem=PROBLEM, ended="trials", trials=9, best=records[0]
+    )
+    run = RunResult(problems=(result,), interrupted=False, seconds=12.0)
+    written = summary.Written(outcomes=outcomes(records))
+    summary.print_result(run, tmp_path, written)
+    header, row = capsys.readouterr().out.splitlines()[1:3]
+    assert (header.split()[-2:], row.split()[-2:]) == (["tried", "failed"], ["3", "1"])
+    assert "| 3 (1) |" in markdown.text(records)
+    shown = summary.as_data(run, gpu(), None, tmp_path, written)["problems"]
+    assert [(each["tried"], each["failures"]) for each in shown] == [(3, {"timeout": 1})]
+
+
+def test_the_pace_and_what_it_is_the_pace_of_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields: dict[str, Any] = {"family": kernels.family(FAMILY), "problem": PROBLEM}
+    problems = tuple(
+        ProblemResult(
+            **fields, ended="seconds", measured=n, seconds=10.0, search_seconds=s, busy=busy
+        )
+        for n, s, busy in ((70, 6.0, 0.8), (30, 4.0, 0.9))
+    )
+    run = RunResult(problems=problems, interrupted=False, seconds=21.0)
+    summary.print_result(run, tmp_path, summary.Written())
+    out = capsys.readouterr().out
+    assert "100 variants tried in 21 s, 10 a second while searching, device busy 85.0 %" in out
+    idle = RunResult(problems=(), interrupted=False, seconds=1.0)
+    summary.print_result(idle, tmp_path, summary.Written())
+    assert "0 variants tried in 1 s; results in" in capsys.readouterr().out
 
 
 def test_bench_shows_floor_and_energy_beside_the_time(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,30 @@ def test_a_reference_is_timed_after_every_so_many_trials(tmp_path: Path) -> None
     assert len({record.variant for record in references}) == 1
     assert references[0].values != BASELINE
     assert not noted(store, "timed again")
+
+
+def test_a_reference_is_prepared_once_for_all_its_times(tmp_path: Path) -> None:
+    store, runner = Records(), toy_runner()
+    tune(
+        runner,
+        ToyCompiler(),
+        [(TOY, PROBLEM)],
+        store,
+        storage=tmp_path / "studies.jsonl",
+        settings=Settings(trials=40, reference_every=5, finalists=1),
+        session=Session(plan=PLAN),
+        render=toy_render,
+    )
+    (variant,) = {record.variant for record in noted(store, REFERENCE)}
+    timed = [r for r in store.kept if r.variant == variant]
+    assert len(timed) >= 8
+    jobs = {call.job.key: call.job for call in runner.calls if call.job is not None}
+    calls = Counter((call.method, call.job.key) for call in runner.calls if call.job is not None)
+    key = max(jobs, key=lambda key: calls["measure", key])
+    assert calls["measure", key] >= len(timed)
+    # To be tried, to be the reference, and perhaps in the finals.
+    assert 2 <= calls["prepare", key] <= 3
+    assert not runner.jobs, "and released in the end"
 
 
 def test_what_ran_while_the_reference_changed_is_timed_again(tmp_path: Path) -> None:

@@ -9,27 +9,42 @@ from typing import TYPE_CHECKING, Any
 from tuner.cli.output import microseconds, note, percent, print_table, say
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tuner.device_info import DeviceInfo
     from tuner.records import Calibration, Record
+    from tuner.results import Outcome
     from tuner.search import ProblemResult, RunResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """The files of a run beside its records; without a configuration `error` says why."""
+    """The files of a run beside its records; without a configuration `error` says why.
+
+    `outcomes` are what all records of today's kernels come to, those of earlier runs included.
+    """
 
     best_config: Path | None = None
     plots: tuple[Path, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
     error: str | None = None
+
+    def tried(self, result: ProblemResult) -> tuple[int, Mapping[str, int]]:
+        """How many variants of a problem have a result, and how those failed that did: as
+        `results.md` counts, where values that come to the same launches are one variant."""
+        for found in self.outcomes:
+            if (found.family, found.problem) == (result.family.name, result.problem):
+                return len(found.records), found.failures
+        return 0, {}
 
 
 def print_result(result: RunResult, folder: Path, written: Written) -> None:
     """The result as text; what went wrong goes to standard error."""
     say()
     print_table(
-        ("problem", "baseline µs", "best µs", "speed-up", "of read", "trials", "failed"),
-        [_row(each) for each in result.problems],
-        right=("baseline µs", "best µs", "speed-up", "of read", "trials", "failed"),
+        ("problem", "baseline µs", "best µs", "speed-up", "of read", "tried", "failed"),
+        [_row(each, written) for each in result.problems],
+        right=("baseline µs", "best µs", "speed-up", "of read", "tried", "failed"),
     )
     say()
     for each in result.problems:
@@ -37,8 +52,7 @@ def print_result(result: RunResult, folder: Path, written: Written) -> None:
         for record in each.front:
             say(f"  {_priced(each, record)}")
     say()
-    variants = "1 variant" if result.measured == 1 else f"{result.measured} variants"
-    say(f"{variants} measured in {result.seconds:.0f} s; results in {folder}/")
+    say(f"{_throughput(result)}; results in {folder}/")
     for path in (written.best_config, *written.plots):
         if path is not None:
             say(f"  {path}")
@@ -50,8 +64,18 @@ def print_result(result: RunResult, folder: Path, written: Written) -> None:
         note("interrupted: run the same command again to go on")
 
 
-def _row(result: ProblemResult) -> tuple[str, ...]:
+def _throughput(result: RunResult) -> str:
+    """What this run tried, and how fast."""
+    variants = "1 variant" if result.measured == 1 else f"{result.measured} variants"
+    said = f"{variants} tried in {result.seconds:.0f} s"
+    if result.pace is None:
+        return said
+    return f"{said}, {result.pace:.2g} a second while searching, device busy {percent(result.busy)}"
+
+
+def _row(result: ProblemResult, written: Written) -> tuple[str, ...]:
     best, baseline = result.best, result.baseline
+    tried, failures = written.tried(result)
     best_ns = None if best is None else best.median_ns
     baseline_ns = None if baseline is None else baseline.median_ns
     return (
@@ -60,8 +84,8 @@ def _row(result: ProblemResult) -> tuple[str, ...]:
         microseconds(best_ns),
         f"{baseline_ns / best_ns:.1f}x" if best_ns and baseline_ns else "-",
         percent(None if best is None else best.utilisation),
-        str(result.trials),
-        str(sum(result.failures.values())),
+        str(tried),
+        str(sum(failures.values())),
     )
 
 
@@ -99,25 +123,33 @@ def as_data(
         "error": result.error or written.error,
         "seconds": result.seconds,
         "measured": result.measured,
+        "tried_per_second": result.pace,
         "busy": result.busy,
-        "problems": [
-            {
-                "family": each.family.name,
-                "problem": each.problem,
-                "ended": each.ended,
-                "error": each.error,
-                "legal": each.legal,
-                "trials": each.trials,
-                "measured": each.measured,
-                "known": each.known,
-                "failures": each.failures,
-                "baseline": each.baseline,
-                "best": each.best,
-                "front": each.front,
-            }
-            for each in result.problems
-        ],
+        "problems": [_problem_as_data(each, *written.tried(each)) for each in result.problems],
         "results": folder,
         "best_config": written.best_config,
         "plots": written.plots,
+    }
+
+
+def _problem_as_data(
+    result: ProblemResult, tried: int, failures: Mapping[str, int]
+) -> dict[str, Any]:
+    return {
+        "family": result.family.name,
+        "problem": result.problem,
+        "ended": result.ended,
+        "error": result.error,
+        "legal": result.legal,
+        "tried": tried,
+        "failures": failures,
+        "trials": result.trials,
+        "measured": result.measured,
+        "known": result.known,
+        "seconds": result.seconds,
+        "search_seconds": result.search_seconds,
+        "busy": result.busy,
+        "baseline": result.baseline,
+        "best": result.best,
+        "front": result.front,
     }

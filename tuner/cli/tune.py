@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from tuner.device_info import DeviceInfo
     from tuner.evaluate import Session
     from tuner.kernels.base import Value
-    from tuner.results import Store
+    from tuner.results import Outcome, Store
     from tuner.search import Interrupts, RunResult, Settings, Task
 
 CPU_SECONDS, GPU_SECONDS = 30.0, 40.0
 """Seconds for each problem where no budget is given."""
+SWITCH_SECONDS = 0.0005
+"""How long a thread may keep the interpreter from others, by default ten times as long. The device
+thread asks for it dozens of times a trial, and shares it with those that prepare variants."""
 INTERRUPTED = 130
 DEFAULT_FAMILY, EVERY = "paged_decode_q8", "all"
 STUDIES = "studies.jsonl"
@@ -112,6 +115,7 @@ def tune(
         workload=workload,
     )
     allowed = _allowed(family or (DEFAULT_FAMILY,), only or ())
+    sys.setswitchinterval(SWITCH_SECONDS)
     with opened(device, cache=cache, in_process=in_process) as open_device:
         info = open_device.info
         tasks = _tasks(allowed, choice, info, every=EVERY in (family or ()))
@@ -276,17 +280,21 @@ def _write(store: Store, device: Opened) -> Written:
     from tuner.cli.report import export_best, save_plots
     from tuner.errors import ResultsError
     from tuner.evaluate import Currency
+    from tuner.results import outcomes
 
     if not store.records():
         return Written(error="nothing was measured, so there is nothing to export")
     best_config, plots, error = None, [], None
+    found: tuple[Outcome, ...] = ()
     currency = Currency(device.info, device.compiler.identity)
     try:
         best_config = export_best(store, device.info, device.compiler, currency).path
     except ResultsError as refused:
         error = str(refused)
     try:
-        plots = save_plots(store, current_records(store, currency, option="`tuner plot --earlier`"))
+        current = current_records(store, currency, option="`tuner plot --earlier`")
+        found = outcomes(current)
+        plots = save_plots(store, current)
     except ResultsError as refused:
         error = error or str(refused)
-    return Written(best_config=best_config, plots=tuple(plots), error=error)
+    return Written(best_config=best_config, plots=tuple(plots), outcomes=found, error=error)

@@ -13,7 +13,14 @@ from tuner.evaluate.building import (
 )
 from tuner.evaluate.currency import Currency, Sifted
 from tuner.evaluate.evaluator import Evaluator
-from tuner.evaluate.finals import DRIFT_LIMIT, FINAL, REFERENCE, measure_again, time_again
+from tuner.evaluate.finals import (
+    DRIFT_LIMIT,
+    FINAL,
+    REFERENCE,
+    measure_again,
+    time_again,
+    time_prepared,
+)
 from tuner.evaluate.residents import ResidentCases, copies_for
 from tuner.evaluate.trials import (
     Draft,
@@ -50,6 +57,7 @@ __all__ = [
     "render_context",
     "render_passes",
     "time_again",
+    "time_prepared",
     "utc_now",
     "variant_key",
 ]

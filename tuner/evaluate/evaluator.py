@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -30,6 +30,7 @@ from tuner.evaluate.residents import (
     ResidentCases,
     TimedWorkload,
     load_timed,
+    with_cached_bounds,
 )
 from tuner.evaluate.timings import timing_fields
 from tuner.evaluate.trials import (
@@ -43,7 +44,7 @@ from tuner.evaluate.trials import (
     failure_of,
     utc_now,
 )
-from tuner.kernels.base import ArithmeticClass, Family, Operands, Values
+from tuner.kernels.base import ArithmeticClass, Family, Operands, Reference, Values
 from tuner.oracle import Verdict, worst_of
 from tuner.problems import AnyProblem, Problem
 from tuner.records import Check, Record
@@ -65,8 +66,8 @@ class _Judged(Protocol):
 class Evaluator:
     """Tries variants of one family on one problem; workloads stay on the device between trials.
 
-    `draft` and `prepare` may be called from any thread; everything else by one thread at a time,
-    the device thread.
+    `draft`, `prepare` and `foresee` may be called from any thread; everything else by one thread at
+    a time, the device thread.
 
     Args:
         runner, compiler: what trials run on and are compiled with.
@@ -97,7 +98,7 @@ class Evaluator:
             runner, compiler, family, problem, cases=self._cases, render=render
         )
         self._lock = threading.Lock()
-        self._operands: Operands | None = None
+        self._operands: tuple[Operands, Reference] | None = None
         self._timed: TimedWorkload | None = None
 
     # ---- any thread
@@ -117,6 +118,17 @@ class Evaluator:
     def prepare(self, draft: Draft) -> PreparedTrial:
         """Compile a variant and make its pipelines, for timing and for validation."""
         return self._preparation.prepare(draft)
+
+    def foresee(self, variants: Iterable[Values]) -> None:
+        """Make the operands and the right answers by which such variants are judged.
+
+        Whoever needs them makes them, too: but then on the device thread, while the device idles.
+        """
+        cases = map(self._cases.reference, self._preparation.validation_cases)
+        references = (*cases, self._timed_operands()[1])
+        for arithmetic in {self.family.arithmetic(values) for values in variants}:
+            for reference in references:
+                reference.bounds(arithmetic)
 
     # ---- the device thread
 
@@ -239,21 +251,25 @@ class Evaluator:
 
     # ---- inside
 
-    def _timed_operands(self) -> Operands:
+    def _timed_operands(self) -> tuple[Operands, Reference]:
+        """The operands that are timed, and the right answer to a few groups of them."""
         with self._lock:
             if self._operands is None:
-                self._operands = self.family.operands(self.problem, TIMING_INPUTS, 0)
+                operands = self.family.operands(self.problem, TIMING_INPUTS, 0)
+                reference = self.family.sampled_reference(operands, SAMPLED_GROUPS)
+                self._operands = operands, with_cached_bounds(reference)
             return self._operands
 
     def _timed_workload(self) -> TimedWorkload:
         if self._timed is None:
+            operands, reference = self._timed_operands()
             self._timed = load_timed(
                 self.runner,
                 self.family,
                 self.problem,
-                self._timed_operands(),
+                operands,
+                reference=reference,
                 footprint_bytes=self.session.footprint_bytes,
-                sampled_groups=SAMPLED_GROUPS,
             )
         return self._timed
 

@@ -78,13 +78,20 @@ def time_again(
         TrialLostDeviceError: the device is gone; carries the record.
     """
     trial = evaluator.prepare(evaluator.draft(values))
-    once = _Finalist(trial)
     try:
-        once.findings = evaluator.check_sampled(trial)
-        taken = once.measure(evaluator, plan or evaluator.session.plan)
-        return once.record(evaluator, [] if taken is None else [taken], note=note)
+        return time_prepared(evaluator, trial, note=note, plan=plan)
     finally:
         evaluator.release(trial)
+
+
+def time_prepared(
+    evaluator: Evaluator, trial: PreparedTrial, *, note: str, plan: MeasurePlan | None = None
+) -> Record:
+    """`time_again` for a variant that is prepared, and stays so."""
+    once = _Finalist(trial)
+    once.findings = evaluator.check_sampled(trial)
+    taken = once.measure(evaluator, plan or evaluator.session.plan)
+    return once.record(evaluator, [] if taken is None else [taken], note=note)
 
 
 @dataclass(slots=True, eq=False)

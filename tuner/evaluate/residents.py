@@ -5,7 +5,6 @@ Operands and references are made once and serve all variants; only outputs come 
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tuner.device_info import DeviceInfo
-from tuner.kernels.base import ArithmeticClass, Family, Operands, Reference, ValidationCase
+from tuner.kernels.base import ArithmeticClass, Array, Family, Operands, Reference, ValidationCase
 from tuner.oracle import Verdict, judge
 from tuner.problems import Problem
 from tuner.records import Check
@@ -57,6 +56,10 @@ class ResidentCases:
     def scalars(self, case: ValidationCase) -> dict[str, int | float]:
         """The scalars of a case's operands; any thread may ask."""
         return self._operands(case)[0].scalars
+
+    def reference(self, case: ValidationCase) -> Reference:
+        """The right answer to a case; any thread may ask."""
+        return self._operands(case)[1]
 
     def use(self, cases: Iterable[ValidationCase]) -> tuple[ResidentCase, ...]:
         """Make exactly these cases resident.
@@ -114,10 +117,12 @@ def load_timed(
     problem: Problem,
     operands: Operands,
     *,
+    reference: Reference,
     footprint_bytes: int | None,
-    sampled_groups: int,
 ) -> TimedWorkload:
     """Upload the operands in as many copies as make caches useless.
+
+    `reference` is the right answer to a few groups of them.
 
     Raises:
         OutOfMemoryError: not even one copy fits.
@@ -125,14 +130,9 @@ def load_timed(
     nbytes = operand_bytes(operands)
     read_bytes = min(nbytes, family.bytes_moved(problem))
     copies = copies_for(nbytes, runner.info, read_bytes, footprint_bytes)
-    reference = family.sampled_reference(operands, sampled_groups)
     workload = f"{family.name}/{TIMING_INPUTS}/{problem.key}"
     runner.load(workload, operands.inputs, output_specs(operands), copies=copies)
-    return TimedWorkload(
-        workload=workload,
-        copies=copies,
-        reference=with_cached_bounds(reference),
-    )
+    return TimedWorkload(workload=workload, copies=copies, reference=reference)
 
 
 def copies_for(
@@ -174,8 +174,19 @@ def output_specs(operands: Operands) -> dict[str, OutputSpec]:
 
 
 def with_cached_bounds(reference: Reference) -> Reference:
-    """The same reference, deriving the bounds of each arithmetic class only once."""
-    return replace(reference, bounds=functools.cache(reference.bounds))
+    """The same reference, deriving the bounds of each arithmetic class only once; any thread may
+    ask, and one that asks for a class which is known need not wait for others."""
+    derive, lock = reference.bounds, threading.Lock()
+    known: dict[ArithmeticClass, dict[str, Array]] = {}
+
+    def bounds(arithmetic: ArithmeticClass) -> dict[str, Array]:
+        if arithmetic not in known:
+            with lock:
+                if arithmetic not in known:
+                    known[arithmetic] = derive(arithmetic)
+        return known[arithmetic]
+
+    return replace(reference, bounds=bounds)
 
 
 def _broken_guards(execution: Execution, case: str) -> Verdict | None:

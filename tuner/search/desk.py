@@ -77,6 +77,7 @@ class Desk:
         self._items: list[Item] = []
         self._lock = Lock()
         self._booked = since
+        self._over = False
         self.exhausted = False
         """Whether every legal variant has been proposed."""
 
@@ -136,6 +137,7 @@ class Desk:
 
         What cannot be noted in the study any more is left; the next run takes it over.
         """
+        self._over = True
         with self._lock:
             items, self._items = tuple(self._items), []
         for item in items:
@@ -151,12 +153,18 @@ class Desk:
     def _ready(self, values: Values) -> PreparedTrial | Record:
         draft = self._evaluator.draft(values)
         known = self._store.find(draft.key)
-        if known is None or (self._retry_failed and known.state in RETRIED):
-            return self._evaluator.prepare(draft)
-        if is_timed(known) and costs(known, self.objective) is None:
-            # It was measured when energy did not matter.
-            return self._evaluator.prepare(draft)
-        return known
+        if known is not None and not self._is_wanted_again(known):
+            return known
+        trial = self._evaluator.prepare(draft)
+        if trial.failure is None and not self._over:
+            self._evaluator.foresee([draft.values])
+        return trial
+
+    def _is_wanted_again(self, known: Record) -> bool:
+        if self._retry_failed and known.state in RETRIED:
+            return True
+        # It was measured when energy did not matter.
+        return is_timed(known) and costs(known, self.objective) is None
 
 
 def is_timed(record: Record) -> bool:

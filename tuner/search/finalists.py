@@ -9,6 +9,7 @@ from tuner.kernels.space import canonical
 from tuner.records import Record
 from tuner.results import Outcome, outcomes
 from tuner.runner.protocol import BREAKDOWN_SAMPLES, MeasurePlan
+from tuner.search.crew import Crew
 from tuner.search.desk import RecordStore, is_timed
 from tuner.search.settings import Progress, Settings
 from tuner.search.tally import Tally
@@ -24,6 +25,7 @@ def hold_finals(
     evaluator: Evaluator,
     store: RecordStore,
     *,
+    crew: Crew,
     settings: Settings,
     tally: Tally,
     progress: Progress,
@@ -45,7 +47,10 @@ def hold_finals(
         if not fresh:
             break
         progress.finals_started(len(chosen), tally.status())
-        trials = [evaluator.prepare(evaluator.draft(record.values)) for record in chosen]
+        trials = []
+        for record in chosen:
+            crew.keep_warm()
+            trials.append(evaluator.prepare(evaluator.draft(record.values)))
         plan = _final_plan(evaluator.session.plan)
         try:
             records = measure_again(
@@ -61,6 +66,7 @@ def hold_finals(
             raise
         for record in records:
             store.append(record)
+        crew.keep_warm()
         outcome = outcome_of(evaluator, store)
 
 

@@ -2,14 +2,15 @@
 
 Three kinds of threads share the work. The calling thread is the device thread: it validates and
 times, keeps the record, and tells progress. A pool prepares variants (render, compile, make
-pipelines). One desk thread keeps study and model and proposes what to prepare next, so that the
+pipelines). The clerk's thread keeps study and model and proposes what to prepare next, so that the
 device does not wait for samplers.
 """
 
 from __future__ import annotations
 
 import time
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from tuner.errors import NoWorkerError
 from tuner.evaluate import Evaluator, TrialLostDeviceError
 from tuner.kernels.space import canonical
 from tuner.records import Record
+from tuner.search.crew import WARM_PAUSE_SECONDS, Crew
 from tuner.search.desk import Desk, Item, RecordStore
 from tuner.search.interrupts import Interrupts
 from tuner.search.proposer import Proposer
@@ -31,8 +33,6 @@ MAX_LOSSES_IN_A_ROW = 5
 """So many trials without a correct one between them may lose the runner's worker, before it is seen
 whether the device still works at all."""
 POLL_SECONDS = 0.2
-WARM_MS, WARM_PAUSE_SECONDS = 20.0, 0.02
-"""Load and pause, in turns, while the device waits for variants: it must not idle."""
 
 
 def search_problem(
@@ -41,12 +41,18 @@ def search_problem(
     log: StudyLog,
     store: RecordStore,
     *,
+    crew: Crew,
     settings: Settings,
     tally: Tally,
     progress: Progress,
     interrupts: Interrupts,
-) -> Ending:
+    at_half: Callable[[], None],
+) -> tuple[Ending, Future[None]]:
     """Try variants until the tally's limits, the end of the space or an interrupt; says which.
+
+    The future is done when what was left over is put away: variants still being prepared, which
+    nobody need wait for. `at_half` is called once half of a limit is spent, or at the end, and
+    after each trial from then on.
 
     Raises:
         TrialLostDeviceError: the device is gone; all records so far are kept.
@@ -54,79 +60,92 @@ def search_problem(
         OutOfMemoryError: the problem does not fit on the device.
         ResultsError: records cannot be kept any more.
     """
-    workers = settings.worker_count()
-    overlap = settings.overlaps(evaluator.runner.info)
-    limit = None if tally.trial_limit is None else tally.trial_limit - tally.trials
-    with ThreadPoolExecutor(workers, "prepare") as pool, ThreadPoolExecutor(1, "desk") as clerk:
-        look_ahead = workers + 1 if overlap else workers
-        desk = Desk(
-            evaluator,
-            proposer,
-            log,
-            store,
-            pool=pool,
-            look_ahead=look_ahead,
-            limit=limit,
-            retry_failed=settings.retry_failed,
-            since=tally.begun,
-        )
-        loop = _Loop(
-            evaluator=evaluator,
-            store=store,
-            desk=desk,
-            clerk=clerk,
-            overlap=overlap,
-            tally=tally,
-            progress=progress,
-            interrupts=interrupts,
-            reference=Reference(
-                evaluator=evaluator,
-                store=store,
-                every=settings.reference_after(evaluator.runner.info),
-            ),
-        )
-        return loop.run()
+    desk = Desk(
+        evaluator,
+        proposer,
+        log,
+        store,
+        pool=crew.pool,
+        look_ahead=crew.workers + 1 if crew.overlap else crew.workers,
+        limit=None if tally.trial_limit is None else tally.trial_limit - tally.trials,
+        retry_failed=settings.retry_failed,
+        since=tally.begun,
+    )
+    reference = Reference(
+        evaluator=evaluator,
+        store=store,
+        every=settings.reference_after(evaluator.runner.info),
+    )
+    loop = _Loop(
+        evaluator=evaluator,
+        store=store,
+        desk=desk,
+        crew=crew,
+        tally=tally,
+        progress=progress,
+        interrupts=interrupts,
+        reference=reference,
+        at_half=at_half,
+    )
+    try:
+        ending = loop.run()
+    except BaseException:
+        loop.put_away().result()
+        raise
+    return ending, loop.put_away()
 
 
 @dataclass(slots=True, kw_only=True)
 class _Loop:
-    """The device thread's part. `clerk` is the thread of the desk."""
+    """The device thread's part."""
 
     evaluator: Evaluator
     store: RecordStore
     desk: Desk
-    clerk: Executor
-    overlap: bool
+    crew: Crew
     tally: Tally
     progress: Progress
     interrupts: Interrupts
     reference: Reference
+    at_half: Callable[[], None]
     taken: tuple[Item, ...] = ()
     losses: int = 0
     losses_in_a_row: int = 0
 
     def run(self) -> Ending:
+        clerk = self.crew.clerk
         self.losses = self.evaluator.runner.losses or 0
-        booking: Future[None] = self.clerk.submit(self.desk.refill, self._time_for)
-        try:
-            while (ending := self._ending()) is None:
-                item = self._next_item(booking)
-                if item is None:
-                    ending = self._ending() or ("exhausted" if self.desk.exhausted else "seconds")
-                    break
-                record, known = self._try(item, booking)
-                # At most one booking is open, so that an error in keeping the study stops the run.
-                booking.result()
-                booking = self.clerk.submit(self._book, item, record, known)
-                self.taken = ()
-                self.progress.trial_finished(record, self.tally.status())
-                self._count_losses(record)
-                if not known:
-                    self._watch_drift(record)
+        booking: Future[None] = clerk.submit(self.desk.refill, self._time_for)
+        while (ending := self._ending()) is None:
+            item = self._next_item(booking)
+            if item is None:
+                ending = self._ending() or ("exhausted" if self.desk.exhausted else "seconds")
+                break
+            record, known = self._try(item, booking)
+            # At most one booking is open, so that an error in keeping the study stops the run.
             booking.result()
-        finally:
-            self.clerk.submit(self.desk.put_away, *self.taken).result()
+            booking = clerk.submit(self._book, item, record, known)
+            self.taken = ()
+            self.progress.trial_finished(record, self.tally.status())
+            self._count_losses(record)
+            if not known:
+                self._watch_drift(record)
+            if self.tally.half_spent:
+                self.at_half()
+            if self.tally.first_trial is not None:
+                self.tally.search_seconds = time.monotonic() - self.tally.first_trial
+        if ending != "interrupted":
+            self.at_half()
+        self.crew.result_of(booking)
         return ending
+
+    def put_away(self) -> Future[None]:
+        """Give up what is under way; done when nothing of it is prepared any more."""
+        self.reference.put_away()
+        leaving = self.crew.clerk.submit(self.desk.put_away, *self.taken)
+        if not self.crew.overlap:
+            wait([leaving])
+        return leaving
 
     def _ending(self) -> Ending | None:
         tally = self.tally
@@ -147,14 +166,14 @@ class _Loop:
                 booking.result()
                 return None
             pending: list[Future[Any]] = [item.future for item in items if not item.future.done()]
-            if not self.overlap and (pending or not settled):
+            if not self.crew.overlap and (pending or not settled):
                 # Nothing else may run while the CPU is the device.
                 wait([*pending, booking], timeout=POLL_SECONDS)
                 continue
             ready = [item for item in items if item.future.done()]
             if ready:
                 return ready[0]
-            self.evaluator.runner.keep_warm(WARM_MS)
+            self.crew.keep_warm()
             waited = pending if settled else [*pending, booking]
             wait(waited, timeout=WARM_PAUSE_SECONDS, return_when=FIRST_COMPLETED)
         return None
@@ -169,12 +188,13 @@ class _Loop:
             return result, True
         self.progress.trial_started(item.proposal.values, self.tally.status())
         started = time.monotonic()
+        self.tally.first_trial = self.tally.first_trial or started
         try:
             record = self.evaluator.finish(result, give_up_ns=self._give_up_ns(item))
         except TrialLostDeviceError as lost:
             self.store.append(lost.record)
             booking.result()
-            self.clerk.submit(self.desk.book, item, lost.record, known=False).result()
+            self.crew.clerk.submit(self.desk.book, item, lost.record, known=False).result()
             self.taken = ()
             raise
         finally:
@@ -242,7 +262,7 @@ class _Loop:
     def _book(self, item: Item, record: Record, known: bool) -> None:
         self.desk.book(item, record, known=known)
         # With the CPU as device, a batch is prepared, then tried, in turns.
-        if self.overlap or not self.desk.items:
+        if self.crew.overlap or not self.desk.items:
             self.desk.refill(self._time_for)
 
     def _time_for(self, waiting: int) -> bool:

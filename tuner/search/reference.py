@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from tuner.evaluate import DRIFT_LIMIT, REFERENCE, Evaluator, time_again
+from tuner.evaluate import (
+    DRIFT_LIMIT,
+    REFERENCE,
+    Evaluator,
+    PreparedTrial,
+    time_again,
+    time_prepared,
+)
 from tuner.kernels.space import canonical
 from tuner.records import Record
 from tuner.search.desk import RecordStore, is_timed
@@ -34,6 +41,7 @@ class Reference:
     store: RecordStore
     every: int
     last: Record | None = None
+    trial: PreparedTrial | None = None
     since: list[Record] = field(default_factory=list)
 
     def follow(self, record: Record) -> Iterator[Record]:
@@ -56,6 +64,19 @@ class Reference:
         if len(self.since) >= self.every:
             yield from self._close(self.last)
 
+    def put_away(self) -> None:
+        """Release what is prepared; there is no more to follow."""
+        if self.trial is not None:
+            self.evaluator.release(self.trial)
+            self.trial = None
+
+    def _prepared(self, before: Record) -> PreparedTrial:
+        """The reference, prepared once for all the times that it is asked."""
+        if self.trial is None or self.trial.draft.key != before.variant:
+            self.put_away()
+            self.trial = self.evaluator.prepare(self.evaluator.draft(before.values))
+        return self.trial
+
     def _close(self, before: Record) -> Iterator[Record]:
         suspects, self.since = self.since, []
         self.last = self._confirmed(before)
@@ -75,7 +96,7 @@ class Reference:
         plan = msgspec.structs.replace(self.evaluator.session.plan, energy_ms=0.0)
         after = before
         for _ in range(1 + CONFIRMATIONS):
-            after = time_again(self.evaluator, before.values, note=REFERENCE, plan=plan)
+            after = time_prepared(self.evaluator, self._prepared(before), note=REFERENCE, plan=plan)
             self.store.append(after)
             if not is_timed(after):
                 return None

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from tuner.kernels.base import Family, Values
 from tuner.kernels.selection import Variants
 from tuner.problems import Problem
 from tuner.runner.protocol import ENERGY_MS, Runner
+from tuner.search.crew import Crew
 from tuner.search.desk import RecordStore
 from tuner.search.interrupts import Interrupts
 from tuner.search.objective import require_meter
@@ -75,6 +77,7 @@ def tune(
     with contextlib.ExitStack() as stack:
         journal = stack.enter_context(contextlib.closing(open_storage(storage)))
         interrupts = interrupts or stack.enter_context(Interrupts())
+        crew = stack.enter_context(Crew(runner, settings))
         run = _Run(
             runner=runner,
             compiler=compiler,
@@ -84,10 +87,11 @@ def tune(
             make_session=session if callable(session) else lambda: session or Session(),
             progress=progress or Silent(),
             render=render,
-            problems=len(tasks),
+            crew=crew,
+            tasks=tasks,
         )
-        for index, (family, problem) in enumerate(tasks):
-            result = run.tune_problem(index, family, problem, interrupts)
+        for index in range(len(tasks)):
+            result = run.tune_problem(index, interrupts)
             run.results.append(result)
             run.progress.problem_finished(result)
             if result.ended in ("interrupted", "device lost"):
@@ -103,6 +107,17 @@ def tune(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ready:
+    """What a problem's turn begins with that takes no device, but a second or more to make.
+
+    `proposer` is missing where nothing is legal.
+    """
+
+    variants: Variants
+    proposer: Proposer | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class _Run:
     """What the problems of a run share."""
@@ -115,29 +130,25 @@ class _Run:
     make_session: Callable[[], Session]
     progress: Progress
     render: Render
-    problems: int
+    crew: Crew
+    tasks: Sequence[Task]
     session: Session | None = None
     spent_seconds: float = 0.0
     results: list[ProblemResult] = field(default_factory=list)
     cases: dict[str, ResidentCases] = field(default_factory=dict)
+    coming: dict[int, tuple[Evaluator, Future[_Ready]]] = field(default_factory=dict)
 
-    def tune_problem(
-        self, index: int, family: Family, problem: Problem, interrupts: Interrupts
-    ) -> ProblemResult:
+    def tune_problem(self, index: int, interrupts: Interrupts) -> ProblemResult:
         """One problem's turn."""
+        family, problem = self.tasks[index]
         tally = Tally(family=family, problem=problem, index=index, problems=self.problems)
-        variants = self._allowed(family, problem)
+        evaluator, coming = self.coming.pop(index, (None, None))
+        ready = self._ready(index) if coming is None else self.crew.result_of(coming)
+        variants, proposer = ready.variants, ready.proposer
         tally.legal = len(variants)
-        if not variants:
+        if proposer is None:
             self.progress.problem_started(tally.status())
             return tally.result("nothing legal", self._why_nothing(family, problem))
-        objective = self.settings.objective
-        proposer = Proposer(
-            variants,
-            self.settings.sampler,
-            self.settings.seed,
-            objectives=2 if objective == "both" else 1,
-        )
         log = StudyLog(
             self.storage,
             self._study_name(family, problem, proposer),
@@ -145,18 +156,19 @@ class _Run:
             isolated=self.runner.losses is not None,
             retry_failed=self.settings.retry_failed,
             find=self.store.find,
-            objective=objective,
+            objective=self.settings.objective,
         )
         budget = self._share(index)
         if self.session is None and not log.covers(budget):
             self.session = _timed_as_searched(self.make_session(), self.settings)
             tally.begun = time.monotonic()
         turn = Turn(
-            evaluator=self._evaluator(family, problem),
+            evaluator=evaluator or self._evaluator(family, problem),
             variants=variants,
             proposer=proposer,
             log=log,
             store=self.store,
+            crew=self.crew,
             settings=self.settings,
             tally=tally,
             progress=self.progress,
@@ -164,11 +176,44 @@ class _Run:
         )
         turn.take_stock(self._seconds_left(index))
         self.progress.problem_started(tally.status())
-        result = turn.play(self._neighbours(family), interrupts)
+        result = turn.play(self._neighbours(family), interrupts, lambda: self._get_ready(index + 1))
         self.spent_seconds += log.seconds
         if result.ended != "device lost":
             turn.evaluator.close()
         return result
+
+    @property
+    def problems(self) -> int:
+        """How many there are."""
+        return len(self.tasks)
+
+    def _get_ready(self, index: int) -> None:
+        """Have the scout make what that problem's turn begins with, if it comes to it.
+
+        Its operands are then in memory beside those of the problem whose turn it is.
+        """
+        if self.crew.overlap and index < self.problems and index not in self.coming:
+            evaluator = self._evaluator(*self.tasks[index])
+            self.coming[index] = evaluator, self.crew.scout.submit(self._ready, index, evaluator)
+
+    def _ready(self, index: int, evaluator: Evaluator | None = None) -> _Ready:
+        """What that problem's turn begins with; with its evaluator also what this needs first."""
+        family, problem = self.tasks[index]
+        variants = self._allowed(family, problem)
+        if not variants:
+            return _Ready(variants=variants)
+        proposer = Proposer(
+            variants,
+            self.settings.sampler,
+            self.settings.seed,
+            objectives=2 if self.settings.objective == "both" else 1,
+        )
+        if evaluator is not None:
+            firsts = (
+                space.canonical(family, values) for values in (family.baseline, *family.starts)
+            )
+            evaluator.foresee(values for values in firsts if values in variants)
+        return _Ready(variants=variants, proposer=proposer)
 
     def _allowed(self, family: Family, problem: Problem) -> Variants:
         """The legal variants that the settings let be tried."""

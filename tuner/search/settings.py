@@ -180,8 +180,9 @@ class ProblemResult:
 
     `best` (the fastest) and `baseline` are the records to go by; None where nothing was correct.
     `front` has the variants that none beats in both time and energy, fastest first, so that the
-    last takes the least energy; empty where no energy was measured. `error` says what went wrong
-    with the problem as a whole.
+    last takes the least energy; empty where no energy was measured. `search_seconds` is the wall
+    time from the first trial to the end of the last, without what went before and the finals.
+    `error` says what went wrong with the problem as a whole.
     """
 
     family: Family
@@ -196,6 +197,7 @@ class ProblemResult:
     front: tuple[Record, ...] = ()
     failures: Mapping[State, int] = field(default_factory=dict)
     seconds: float = 0.0
+    search_seconds: float = 0.0
     busy: float = 0.0
     error: str | None = None
 
@@ -213,6 +215,13 @@ class RunResult:
     def measured(self) -> int:
         """Variants tried in this run."""
         return sum(result.measured for result in self.problems)
+
+    @property
+    def pace(self) -> float | None:
+        """Variants tried a second while searching: settling, references timed again and waiting
+        for variants count, what lies around the searches does not. None if nothing was tried."""
+        seconds = sum(result.search_seconds for result in self.problems)
+        return self.measured / seconds if seconds and self.measured else None
 
     @property
     def busy(self) -> float:

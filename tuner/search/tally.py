@@ -16,8 +16,9 @@ from tuner.search.settings import Ending, ProblemResult, Status
 class Tally:
     """Counts of one problem's search; for the device thread alone. See `Status` for the words.
 
-    `deadline` is a time of `time.monotonic`; `finals_seconds` is what the finals may take beyond
-    their least number of rounds.
+    `spent_before` is what earlier runs' searches took, in seconds. `deadline` and `first_trial`,
+    when the first variant got the device in this run, are times of `time.monotonic`;
+    `finals_seconds` is what the finals may take beyond their least number of rounds.
     """
 
     family: Family
@@ -27,6 +28,7 @@ class Tally:
     legal: int = 0
     trial_limit: int | None = None
     deadline: float | None = None
+    spent_before: float = 0.0
     finals_seconds: float = 0.0
     trials: int = 0
     measured: int = 0
@@ -36,6 +38,8 @@ class Tally:
     front: tuple[Record, ...] = ()
     failures: Counter[State] = field(default_factory=Counter)
     busy_seconds: float = 0.0
+    first_trial: float | None = None
+    search_seconds: float = 0.0
     begun: float = field(default_factory=time.monotonic)
 
     def add(self, record: Record, *, known: bool) -> None:
@@ -55,6 +59,13 @@ class Tally:
             return
         if again.variant == best.variant or (again.median_ns or 0) < best.median_ns:
             self.best = again
+
+    @property
+    def half_spent(self) -> bool:
+        """Whether half of the trials or of the time is over."""
+        if self.trial_limit is not None and 2 * self.trials >= self.trial_limit:
+            return True
+        return self.deadline is not None and 2 * self.seconds >= self.deadline - self.begun
 
     @property
     def seconds(self) -> float:
@@ -100,6 +111,7 @@ class Tally:
             front=self.front,
             failures=dict(self.failures),
             seconds=self.seconds,
+            search_seconds=self.search_seconds,
             busy=self.busy,
             error=error,
         )

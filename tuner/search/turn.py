@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,6 +14,7 @@ from tuner.kernels.selection import Variants
 from tuner.kernels.space import canonical
 from tuner.records import State
 from tuner.results.front import front
+from tuner.search.crew import Crew
 from tuner.search.desk import RecordStore
 from tuner.search.finalists import hold_finals, outcome_of
 from tuner.search.interrupts import Interrupts
@@ -40,6 +41,7 @@ class Turn:
     proposer: Proposer
     log: StudyLog
     store: RecordStore
+    crew: Crew
     settings: Settings
     tally: Tally
     progress: Progress
@@ -52,7 +54,7 @@ class Turn:
         runs spent on it is taken off.
         """
         tally, log = self.tally, self.log
-        tally.trials = len(log.finished)
+        tally.trials, tally.spent_before = len(log.finished), log.seconds
         tally.trial_limit = None if self.budget.trials is None else int(self.budget.trials)
         outcome = outcome_of(self.evaluator, self.store)
         if outcome is not None:
@@ -67,10 +69,12 @@ class Turn:
             tally.deadline = tally.begun + seconds - reserve
             tally.finals_seconds = reserve
 
-    def play(self, neighbours: Iterable[Values], interrupts: Interrupts) -> ProblemResult:
+    def play(
+        self, neighbours: Iterable[Values], interrupts: Interrupts, at_half: Callable[[], None]
+    ) -> ProblemResult:
         """Search and hold the finals, unless earlier runs have done all that the budget allows.
 
-        `neighbours` are the best variants of other problems.
+        `neighbours` are the best variants of other problems; for `at_half` see `search_problem`.
 
         Raises:
             ResultsError: records or studies cannot be kept.
@@ -79,16 +83,23 @@ class Turn:
             return self.tally.result("met before")
         try:
             self._start_points(neighbours)
-            ending = search_problem(
+            ending, leaving = search_problem(
                 self.evaluator,
                 self.proposer,
                 self.log,
                 self.store,
+                crew=self.crew,
                 settings=self.settings,
                 tally=self.tally,
                 progress=self.progress,
                 interrupts=interrupts,
+                at_half=at_half,
             )
+            try:
+                if ending != "interrupted":
+                    self._hold_finals()
+            finally:
+                self.crew.result_of(leaving)
             if ending != "interrupted":
                 self._conclude(ending)
         except OutOfMemoryError as error:
@@ -99,6 +110,7 @@ class Turn:
 
     def _result(self, ending: Ending, error: str | None = None) -> ProblemResult:
         """As it is at the end, with the best that the records show: what an export takes too."""
+        self.crew.keep_warm()
         outcome = outcome_of(self.evaluator, self.store)
         if outcome is not None:
             self.tally.best, self.tally.baseline = outcome.best, outcome.baseline
@@ -136,17 +148,20 @@ class Turn:
         self.store.append(record)
         self.log.finish(self.log.start(values), record, known=False)
 
-    def _conclude(self, ending: Ending) -> None:
+    def _hold_finals(self) -> None:
         started = time.monotonic()
         hold_finals(
             self.evaluator,
             self.store,
+            crew=self.crew,
             settings=self.settings,
             tally=self.tally,
             progress=self.progress,
         )
-        seconds = time.monotonic() - started
-        self.tally.busy_seconds += seconds
-        self.log.spend(seconds)
+        self.tally.busy_seconds += time.monotonic() - started
+
+    def _conclude(self, ending: Ending) -> None:
+        charged = self.log.seconds - self.tally.spent_before
+        self.log.spend(self.tally.seconds - charged)
         everything = Covered(trials=None, seconds=None)
         self.log.cover(everything if ending == "exhausted" else self.budget)
