@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from tuner.kernels import lane_decode as lanes
 from tuner.kernels import matrix_decode as matrix
 from tuner.kernels.base import Candidate, DispatchRule, Pass, PushField, ValidationCase, Values
+from tuner.kernels.decode_scalars import SHARED_FIELDS
 from tuner.kernels.matrix_units import by_matrix
 from tuner.kernels.splits import (
     FEW_SHARES,
@@ -19,17 +20,7 @@ from tuner.kernels.subgroups import required_size
 from tuner.problems import PagedDecodeProblem
 
 BASELINE_THREADS = 128
-PUSH_FIELDS = (
-    PushField(name="num_heads", type="uint"),
-    PushField(name="num_kv_heads", type="uint"),
-    PushField(name="max_blocks", type="uint"),
-    PushField(name="q_stride", type="uint"),
-    PushField(name="max_context_len", type="uint"),
-    PushField(name="num_splits", type="uint"),
-    PushField(name="tokens_per_split", type="uint"),
-    PushField(name="softmax_scale", type="float"),
-    PushField(name="num_sequences", type="uint"),
-)
+PUSH_FIELDS = (*SHARED_FIELDS, PushField(name="num_sequences", type="uint"))
 
 
 def split_of(c: Candidate) -> SplitPlan:

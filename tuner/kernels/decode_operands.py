@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.kernels.base import Operands, ValidationCase
+from tuner.kernels.decode_scalars import shared_scalars
 from tuner.kernels.decode_values import (
     NO_BLOCK,
     Floats,
     Words,
     blocks_used,
     float_pool,
-    softmax_scale,
 )
 from tuner.problems import PagedDecodeProblem
 from tuner.quant import pack_cache, planar, quantise_token_vectors, words_per_token
@@ -134,15 +134,7 @@ def _operands(
 
 def timing_scalars(problem: PagedDecodeProblem) -> dict[str, int | float]:
     """The scalars of `make_operands(problem, "timing", …)`, without the arrays."""
-    return {
-        "q_stride": problem.query_heads * problem.head_size,
-        "max_blocks": problem.blocks_per_sequence,
-        "max_context_len": problem.context,
-        "softmax_scale": softmax_scale(problem.head_size),
-        "num_kv_heads": problem.kv_heads,
-        "num_heads": problem.query_heads,
-        "num_sequences": problem.sequences,
-    }
+    return shared_scalars(problem) | {"num_sequences": problem.sequences}
 
 
 def permuted_table(problem: PagedDecodeProblem, rng: np.random.Generator) -> tuple[Words, int]:

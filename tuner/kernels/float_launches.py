@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from tuner.kernels import float_lanes as lanes
 from tuner.kernels import float_matrix as matrix
 from tuner.kernels.base import Candidate, DispatchRule, Pass, PushField, ValidationCase, Values
+from tuner.kernels.decode_scalars import SHARED_FIELDS
 from tuner.kernels.float_operands import CacheFormat
 from tuner.kernels.matrix_units import by_matrix
 from tuner.kernels.splits import MANY_PARTS, SplitPlan, split_plan
@@ -15,14 +16,7 @@ from tuner.problems import PagedDecodeProblem
 
 BASELINE_THREADS = 128
 PUSH_FIELDS = (
-    PushField(name="num_heads", type="uint"),
-    PushField(name="num_kv_heads", type="uint"),
-    PushField(name="max_blocks", type="uint"),
-    PushField(name="q_stride", type="uint"),
-    PushField(name="max_context_len", type="uint"),
-    PushField(name="num_splits", type="uint"),
-    PushField(name="tokens_per_split", type="uint"),
-    PushField(name="softmax_scale", type="float"),
+    *SHARED_FIELDS,
     PushField(name="window", type="uint"),
     PushField(name="softcap", type="float"),
 )

@@ -29,7 +29,8 @@ from tuner.kernels.decode_operands import (
     permuted_table,
     validation_cases,
 )
-from tuner.kernels.decode_values import Floats, Words, float_pool, softmax_scale
+from tuner.kernels.decode_scalars import shared_scalars
+from tuner.kernels.decode_values import Floats, Words, float_pool
 from tuner.problems import PagedDecodeProblem
 
 Array = npt.NDArray[Any]
@@ -113,13 +114,7 @@ def float_validation_cases(problem: PagedDecodeProblem) -> tuple[ValidationCase,
 
 def timing_scalars(problem: PagedDecodeProblem, cache: CacheFormat) -> dict[str, int | float]:
     """The scalars of `make_operands(problem, "timing", …)`, without the arrays."""
-    return {
-        "q_stride": problem.query_heads * problem.head_size,
-        "max_blocks": problem.blocks_per_sequence,
-        "max_context_len": problem.context,
-        "softmax_scale": softmax_scale(problem.head_size),
-        "num_kv_heads": problem.kv_heads,
-        "num_heads": problem.query_heads,
+    return shared_scalars(problem) | {
         "packet": cache.packet,
         "window": problem.window,
         "softcap": problem.softcap,
