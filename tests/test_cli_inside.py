@@ -192,6 +192,17 @@ def metered(us: float, mj: float, **changes: Any) -> Record:
     return msgspec.structs.replace(record, energy=energy)
 
 
+def ran(result: RunResult, folder: Path, written: summary.Written | None = None) -> summary.Ran:
+    """What `tune` has to tell of a run."""
+    return summary.Ran(
+        info=gpu(),
+        result=result,
+        written=written or summary.Written(),
+        calibration=None,
+        folder=folder,
+    )
+
+
 def test_the_front_of_time_and_energy_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,7 +215,7 @@ def test_the_front_of_time_and_energy_is_printed(
         front=(fast, thrifty),
     )
     run = RunResult(problems=(result,), interrupted=False, seconds=12.0)
-    summary.print_result(run, tmp_path, summary.Written())
+    summary.print_result(ran(run, tmp_path))
     out = capsys.readouterr().out
     assert "  80 µs, 5.25 mJ/token: strategy=" in out
     assert "  95 µs, 4 mJ/token: strategy=" in out
@@ -229,11 +240,12 @@ def test_tried_is_counted_as_the_exported_table_counts(
     )
     run = RunResult(problems=(result,), interrupted=False, seconds=12.0)
     written = summary.Written(outcomes=outcomes(records))
-    summary.print_result(run, tmp_path, written)
+    told = ran(run, tmp_path, written)
+    summary.print_result(told)
     header, row = capsys.readouterr().out.splitlines()[1:3]
     assert (header.split()[-2:], row.split()[-2:]) == (["tried", "failed"], ["3", "1"])
     assert "| 3 (1) |" in markdown.text(records)
-    shown = summary.as_data(run, gpu(), None, tmp_path, written)["problems"]
+    shown = summary.as_data(told)["problems"]
     assert [(each["tried"], each["failures"]) for each in shown] == [(3, {"timeout": 1})]
 
 
@@ -248,11 +260,11 @@ def test_the_pace_and_what_it_is_the_pace_of_are_said(
         for n, s, busy in ((70, 6.0, 0.8), (30, 4.0, 0.9))
     )
     run = RunResult(problems=problems, interrupted=False, seconds=21.0)
-    summary.print_result(run, tmp_path, summary.Written())
+    summary.print_result(ran(run, tmp_path))
     out = capsys.readouterr().out
     assert "100 variants tried in 21 s, 10 a second while searching, device busy 85.0 %" in out
     idle = RunResult(problems=(), interrupted=False, seconds=1.0)
-    summary.print_result(idle, tmp_path, summary.Written())
+    summary.print_result(ran(idle, tmp_path))
     assert "0 variants tried in 1 s; results in" in capsys.readouterr().out
 
 

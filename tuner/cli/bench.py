@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tuner.records import Calibration, Measure, Record
     from tuner.runner.protocol import MeasurePlan
 
-MEASURES = ("isolated", "batched")
+MEASURES: tuple[Measure, ...] = ("isolated", "batched")
 _COLUMNS = (
     "median µs",
     "interval µs",
@@ -71,7 +71,7 @@ def bench(
     from msgspec import structs
 
     from tuner import calibration, kernels
-    from tuner.cli.session import misfit, opened, session_name, warn_of_cpu
+    from tuner.cli.session import opened, require_fit, session_name, warn_of_cpu
 
     plan = _plan(measure, energy)
     chosen = kernels.family(family)
@@ -87,9 +87,7 @@ def bench(
     with opened(device, cache=cache, in_process=in_process) as open_device:
         info = open_device.info
         problems = choice.required(chosen, on_cpu=info.is_cpu)
-        for problem in problems:
-            if error := misfit(chosen, problem, info):
-                raise error
+        require_fit([(chosen, problem) for problem in problems], info)
         variants = [_variants(chosen, assignments, problem, info, baseline) for problem in problems]
         warn_of_cpu(info)
         measured = calibration.quick(open_device.runner, session_name())
@@ -112,14 +110,10 @@ def bench(
 
 
 def _plan(measure: str, energy: bool) -> MeasurePlan:
-    from tuner.errors import UnknownNameError
     from tuner.runner.protocol import BREAKDOWN_SAMPLES, ENERGY_MS, MeasurePlan
 
-    if measure not in MEASURES:
-        raise UnknownNameError("measure", measure, MEASURES)
-    kind: Measure = "batched" if measure == "batched" else "isolated"
     return MeasurePlan(
-        measure=kind,
+        measure=options.one_of("measure", measure, MEASURES),
         energy_ms=ENERGY_MS if energy else 0.0,
         breakdown_samples=BREAKDOWN_SAMPLES,
     )

@@ -12,6 +12,7 @@ from tuner.cli.output import mebibytes, note, print_json, print_table, say
 
 if TYPE_CHECKING:
     from tuner.device_info import DeviceInfo
+    from tuner.evaluate.building import RenderedPass
     from tuner.kernels.base import Family, Values
     from tuner.problems import Problem
 
@@ -203,23 +204,8 @@ def show(
         raise UnknownNameError("pass of this variant", pass_name, names)
     passes = tuple(each for each in passes if pass_name in (None, each.declared.name))
     if json:
-        print_json(
-            {
-                "family": chosen.name,
-                "problem": problem,
-                "device": info.name,
-                "values": dict(values),
-                "passes": [
-                    {
-                        "name": each.declared.name,
-                        "groups": each.declared.groups,
-                        "subgroup_size": each.declared.subgroup_size,
-                        "glsl": each.rendered.text,
-                    }
-                    for each in passes
-                ],
-            }
-        )
+        shown = {"family": chosen.name, "problem": problem, "device": info.name, "values": values}
+        print_json({**shown, "passes": [_pass_as_data(each) for each in passes]})
         return
     say(_header(chosen, values, problem, info))
     for each in passes:
@@ -230,8 +216,16 @@ def show(
         say(each.rendered.text.rstrip())
 
 
-def _header(family: Family, values: Values, problem: Problem, info: DeviceInfo) -> str:
+def _pass_as_data(each: RenderedPass) -> dict[str, Any]:
+    return {
+        "name": each.declared.name,
+        "groups": each.declared.groups,
+        "subgroup_size": each.declared.subgroup_size,
+        "glsl": each.rendered.text,
+    }
 
+
+def _header(family: Family, values: Values, problem: Problem, info: DeviceInfo) -> str:
     lines = [f"{family.name} for {problem.label} on {info.name} ({info.driver})"]
     lines += [f"  --set {name}={value}" for name, value in family.meaningful(values).items()]
     return "\n".join(f"// {line}" for line in lines)

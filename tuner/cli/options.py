@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from tuner.errors import UsageError
+from tuner.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tuner.kernels.base import Family
     from tuner.problems import Problem
 
@@ -95,6 +97,21 @@ Workload = Annotated[
     str | None,
     typer.Option("--workload", metavar="FILE|NAME", help="A TOML file, or a named workload."),
 ]
+
+
+T = TypeVar("T", bound=str)
+
+
+def one_of(kind: str, text: str, choices: Sequence[T]) -> T:
+    """The choice that the user's text is.
+
+    Raises:
+        UnknownNameError: it is none; names the nearest.
+    """
+    for choice in choices:
+        if choice == text:
+            return choice
+    raise UnknownNameError(kind, text, choices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,10 +54,9 @@ def export(
     one whose results cannot be written so does not hinder the others. T4 and CSV have every record;
     best-config and Markdown, which choose, have those of today's kernels.
     """
-    from tuner.errors import ResultsError, UnknownNameError, UsageError
+    from tuner.errors import ResultsError, UsageError
 
-    if format_name not in FORMATS:
-        raise UnknownNameError("format", format_name, FORMATS)
+    options.one_of("format", format_name, FORMATS)
     if earlier and format_name == BEST_CONFIG:
         raise UsageError(
             "--earlier: kernels of earlier sources cannot be made any more, so no configuration "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +115,17 @@ def misfit(family: Family, problem: Problem, info: DeviceInfo) -> OutOfMemoryErr
     heaps = [heap for heap in info.memory_heaps if heap.device_local] or info.memory_heaps
     room = max((min(h.size_bytes, h.budget_bytes or h.size_bytes) for h in heaps), default=needed)
     return OutOfMemoryError(problem.label, needed, room) if needed > room else None
+
+
+def require_fit(tasks: Iterable[tuple[Family, Problem]], info: DeviceInfo) -> None:
+    """Do nothing if the operands of each problem fit on the device.
+
+    Raises:
+        OutOfMemoryError: those of one do not.
+    """
+    for family, problem in tasks:
+        if error := misfit(family, problem, info):
+            raise error
 
 
 def warn_of_cpu(info: DeviceInfo) -> None:

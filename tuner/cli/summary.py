@@ -38,8 +38,30 @@ class Written:
         return 0, {}
 
 
-def print_result(result: RunResult, folder: Path, written: Written) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """A run on a device: what it came to, what it has written, the folder of its results."""
+
+    info: DeviceInfo
+    result: RunResult
+    written: Written
+    calibration: Calibration | None
+    folder: Path
+
+    @property
+    def error(self) -> str | None:
+        """What ended the run early, or could not be exported."""
+        return self.result.error or self.written.error
+
+    @property
+    def ok(self) -> bool:
+        """Whether every problem has a best variant, and it is exported."""
+        return self.error is None and all(each.best for each in self.result.problems)
+
+
+def print_result(ran: Ran) -> None:
     """The result as text; what went wrong goes to standard error."""
+    result, written = ran.result, ran.written
     say()
     print_table(
         ("problem", "baseline µs", "best µs", "speed-up", "of read", "tried", "failed"),
@@ -52,7 +74,7 @@ def print_result(result: RunResult, folder: Path, written: Written) -> None:
         for record in each.front:
             say(f"  {_priced(each, record)}")
     say()
-    say(f"{_throughput(result)}; results in {folder}/")
+    say(f"{_throughput(result)}; results in {ran.folder}/")
     for path in (written.best_config, *written.plots):
         if path is not None:
             say(f"  {path}")
@@ -107,28 +129,23 @@ def _priced(result: ProblemResult, record: Record) -> str:
     return f"{price}: {describe(result.family, record.values)}"
 
 
-def as_data(
-    result: RunResult,
-    info: DeviceInfo,
-    calibration: Calibration | None,
-    folder: Path,
-    written: Written,
-) -> dict[str, Any]:
+def as_data(ran: Ran) -> dict[str, Any]:
     """The result as plain data."""
+    result = ran.result
     return {
-        "device": info.name,
-        "driver": info.driver,
-        "calibration": calibration,
+        "device": ran.info.name,
+        "driver": ran.info.driver,
+        "calibration": ran.calibration,
         "interrupted": result.interrupted,
-        "error": result.error or written.error,
+        "error": ran.error,
         "seconds": result.seconds,
         "measured": result.measured,
         "tried_per_second": result.pace,
         "busy": result.busy,
-        "problems": [_problem_as_data(each, *written.tried(each)) for each in result.problems],
-        "results": folder,
-        "best_config": written.best_config,
-        "plots": written.plots,
+        "problems": [_problem_as_data(each, *ran.written.tried(each)) for each in result.problems],
+        "results": ran.folder,
+        "best_config": ran.written.best_config,
+        "plots": ran.written.plots,
     }
 
 

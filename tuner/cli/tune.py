@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,18 +12,17 @@ import typer
 
 from tuner.cli import options
 from tuner.cli.output import bandwidth, note, print_json
-from tuner.cli.summary import Written, as_data, print_result
+from tuner.cli.summary import Ran, Written, as_data, print_result
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tuner.cli.progress import TuneProgress
     from tuner.cli.session import Opened
     from tuner.device_info import DeviceInfo
     from tuner.evaluate import Session
     from tuner.kernels.base import Value
     from tuner.results import Outcome, Store
-    from tuner.search import Interrupts, RunResult, Settings, Task
+    from tuner.search import Settings, Task
 
 CPU_SECONDS, GPU_SECONDS = 30.0, 40.0
 """Seconds for each problem where no budget is given."""
@@ -101,9 +101,8 @@ def tune(
     exits with 130; a second one quits at once, with everything measured kept. With --only, the
     search is another one, with a budget of its own, and the baseline is measured in any case.
     """
-    from tuner.cli.progress import TuneProgress
-    from tuner.cli.session import open_store, opened, warn_of_cpu
-    from tuner.search import Interrupts, require_meter
+    from tuner.cli.session import opened
+    from tuner.search import require_meter
 
     choice = options.ProblemChoice(
         shapes=shape,
@@ -115,40 +114,23 @@ def tune(
         workload=workload,
     )
     allowed = _allowed(family or (DEFAULT_FAMILY,), only or ())
+    settings = _settings(
+        trials, seconds, sampler, objective, seed, retry_failed=retry_failed, only=allowed
+    )
     sys.setswitchinterval(SWITCH_SECONDS)
     with opened(device, cache=cache, in_process=in_process) as open_device:
         info = open_device.info
         tasks = _tasks(allowed, choice, info, every=EVERY in (family or ()))
-        settings = _settings(
-            trials,
-            seconds,
-            sampler,
-            objective,
-            seed,
-            retry_failed=retry_failed,
-            only=allowed,
-            problems=len(tasks),
-            info=info,
-        )
         require_meter(open_device.runner, settings.objective)
-        progress = TuneProgress()
-        with (
-            open_store(out, info) as store,
-            progress,
-            Interrupts(first=progress.stopping, second=lambda: _quit(store.folder)) as interrupts,
-        ):
-            warn_of_cpu(info)
-            journal = storage or store.folder / STUDIES
-            result = _search(open_device, tasks, store, journal, settings, progress, interrupts)
-            written = _write(store, open_device)
-            calibration, folder = store.calibration(info.driver), store.folder
+        settings = _with_budget(settings, problems=len(tasks), info=info)
+        ran, interrupted = _search(open_device, tasks, settings, out, storage)
     if json:
-        print_json(as_data(result, info, calibration, folder, written))
+        print_json(as_data(ran))
     else:
-        print_result(result, folder, written)
-    if interrupts.asked:
+        print_result(ran)
+    if interrupted:
         raise typer.Exit(INTERRUPTED)
-    if result.error or written.error or any(each.best is None for each in result.problems):
+    if not ran.ok:
         raise typer.Exit(1)
 
 
@@ -175,7 +157,7 @@ def _tasks(
     """Each family with each of its problems; with `every`, families that solve none of what the
     user named are left out."""
     from tuner import kernels
-    from tuner.cli.session import misfit
+    from tuner.cli.session import require_fit
 
     problems_of = choice.problems if every else choice.required
     tasks: list[Task] = [
@@ -183,9 +165,7 @@ def _tasks(
         for family in map(kernels.family, names)
         for problem in problems_of(family, on_cpu=info.is_cpu)
     ]
-    for family, problem in tasks:
-        if error := misfit(family, problem, info):
-            raise error
+    require_fit(tasks, info)
     return tasks
 
 
@@ -198,53 +178,64 @@ def _settings(
     *,
     retry_failed: bool,
     only: dict[str, dict[str, list[Value]]],
-    problems: int,
-    info: DeviceInfo,
 ) -> Settings:
-    from tuner.errors import UnknownNameError
     from tuner.search import OBJECTIVES, SAMPLERS, Settings
 
-    chosen = next((name for name in SAMPLERS if name == sampler), None)
-    if chosen is None:
-        raise UnknownNameError("sampler", sampler, SAMPLERS)
-    goal = next((name for name in OBJECTIVES if name == objective), None)
-    if goal is None:
-        raise UnknownNameError("objective", objective, OBJECTIVES)
-    if trials is None and seconds is None:
-        seconds = problems * (CPU_SECONDS if info.is_cpu else GPU_SECONDS)
     return Settings(
         trials=trials,
         seconds=seconds,
-        sampler=chosen,
-        objective=goal,
+        sampler=options.one_of("sampler", sampler, SAMPLERS),
+        objective=options.one_of("objective", objective, OBJECTIVES),
         seed=seed,
         retry_failed=retry_failed,
         only=only,
     )
 
 
-def _search(
-    device: Opened,
-    tasks: Sequence[Task],
-    store: Store,
-    journal: Path,
-    settings: Settings,
-    progress: TuneProgress,
-    interrupts: Interrupts,
-) -> RunResult:
-    from tuner import search
+def _with_budget(settings: Settings, *, problems: int, info: DeviceInfo) -> Settings:
+    """The settings with so many seconds a problem, if they have no budget."""
+    if settings.trials is not None or settings.seconds is not None:
+        return settings
+    each = CPU_SECONDS if info.is_cpu else GPU_SECONDS
+    return replace(settings, seconds=problems * each)
 
-    return search.tune(
-        device.runner,
-        device.compiler,
-        tasks,
-        store,
-        storage=journal,
-        settings=settings,
-        session=lambda: _calibrated(device, store),
-        progress=progress,
-        interrupts=interrupts,
-    )
+
+def _search(
+    device: Opened, tasks: Sequence[Task], settings: Settings, out: Path, storage: Path | None
+) -> tuple[Ran, bool]:
+    """Search, export and plot; also tells whether the user has interrupted it."""
+    from tuner import search
+    from tuner.cli.progress import TuneProgress
+    from tuner.cli.session import open_store, warn_of_cpu
+
+    progress = TuneProgress()
+    with (
+        open_store(out, device.info) as store,
+        progress,
+        search.Interrupts(
+            first=progress.stopping, second=lambda: _quit(store.folder)
+        ) as interrupts,
+    ):
+        warn_of_cpu(device.info)
+        result = search.tune(
+            device.runner,
+            device.compiler,
+            tasks,
+            store,
+            storage=storage or store.folder / STUDIES,
+            settings=settings,
+            session=lambda: _calibrated(device, store),
+            progress=progress,
+            interrupts=interrupts,
+        )
+        ran = Ran(
+            info=device.info,
+            result=result,
+            written=_write(store, device),
+            calibration=store.calibration(device.info.driver),
+            folder=store.folder,
+        )
+        return ran, interrupts.asked
 
 
 def _calibrated(device: Opened, store: Store) -> Session:
