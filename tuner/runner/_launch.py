@@ -42,8 +42,7 @@ class Launch:
         self._pool = self._make_pool(len(bindings), len(copies))
         handles = self._make_sets(ready.set_layout, len(copies))
         self._sets = [_vk.array("VkDescriptorSet", [handle]) for handle in handles]
-        for handle, buffers in zip(handles, copies, strict=True):
-            self._bind(handle, [buffers[name] for name in bindings])
+        self._bind(handles, [[buffers[name] for name in bindings] for buffers in copies])
 
     @property
     def intervals(self) -> int:
@@ -103,25 +102,25 @@ class Launch:
             raise
         return list(out)
 
-    def _bind(self, handle: Any, buffers: Sequence[Guarded]) -> None:
+    def _bind(self, handles: Sequence[Any], copies: Sequence[Sequence[Guarded]]) -> None:
+        """Point each set at the buffers of its copy.
+
+        Written into two plain arrays: operands in a hundred copies have a thousand bindings, and
+        the device waits for them.
+        """
         limit = self._device.info.max_storage_buffer_bytes
-        writes = [
-            _vk.struct(
-                "VkWriteDescriptorSet",
-                dstSet=handle,
-                dstBinding=number,
-                descriptorCount=1,
-                descriptorType=_vk.binding.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER,
-                pBufferInfo=_vk.struct(
-                    "VkDescriptorBufferInfo",
-                    buffer=buffer.buffer,
-                    offset=buffer.payload,
-                    range=min(buffer.bound_bytes, limit),
-                ),
-            )
-            for number, buffer in enumerate(buffers)
-        ]
-        _vk.lib.vkUpdateDescriptorSets(
-            self._device.handle,
-            *(len(writes), _vk.array("VkWriteDescriptorSet", writes), 0, _vk.NULL),
-        )
+        count = sum(map(len, copies))
+        views = _vk.ffi.new("VkDescriptorBufferInfo[]", count)
+        writes = _vk.ffi.new("VkWriteDescriptorSet[]", count)
+        kind = _vk.binding.VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET
+        storage = _vk.binding.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
+        at = 0
+        for handle, buffers in zip(handles, copies, strict=True):
+            for number, buffer in enumerate(buffers):
+                view, write = views[at], writes[at]
+                view.buffer, view.offset = buffer.buffer, buffer.payload
+                view.range = min(buffer.bound_bytes, limit)
+                write.sType, write.descriptorType, write.descriptorCount = kind, storage, 1
+                write.dstSet, write.dstBinding, write.pBufferInfo = handle, number, views + at
+                at += 1
+        _vk.lib.vkUpdateDescriptorSets(self._device.handle, count, writes, 0, _vk.NULL)
