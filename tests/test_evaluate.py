@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import struct
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -43,7 +46,7 @@ from tuner.evaluate import (
     pack_push,
     render_passes,
 )
-from tuner.kernels.base import Candidate, Values
+from tuner.kernels.base import ArithmeticClass, Candidate, Reference, Values
 from tuner.problems import Problem
 from tuner.runner.fake import Call, FakeRunner, Workload
 from tuner.runner.protocol import Job, MeasurePlan
@@ -303,6 +306,33 @@ def test_slow_variants_are_given_up() -> None:
     assert record.state == "correct"
     assert record.ended_by == "gave_up"
     assert len(record.samples_ns) == 3
+
+
+def test_right_answers_are_made_once_though_many_threads_ask() -> None:
+    made: list[str] = []
+
+    def slowly(what: str, of: Reference) -> Reference:
+        def bounds(arithmetic: ArithmeticClass) -> Any:
+            made.append(f"{what} bounds {arithmetic}")
+            time.sleep(0.01)
+            return of.bounds(arithmetic)
+
+        made.append(what)
+        return replace(of, bounds=bounds)
+
+    family = replace(
+        TOY,
+        reference=lambda operands: slowly("case", TOY.reference(operands)),
+        sampled_reference=lambda o, groups: slowly("timed", TOY.sampled_reference(o, groups)),
+    )
+    trials = Evaluator(toy_runner(), ToyCompiler(), family, toy_problem(4, 4096), render=toy_render)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(trials.foresee, [[TILED], [SPLIT], [TILED, SPLIT]] * 5))
+    foreseen = Counter(made)
+    of_case = {"case": 2, "case bounds f32": 2, "case bounds f16": 2}
+    assert foreseen == of_case | {"timed": 1, "timed bounds f32": 1, "timed bounds f16": 1}
+    assert {trials.run(values).state for values in (TILED, SPLIT)} == {"correct"}
+    assert Counter(made) == foreseen, "and whoever judges finds them"
 
 
 def test_equal_sources_are_rendered_and_compiled_once() -> None:
