@@ -33,7 +33,7 @@ PARAMETERS = (
         "integer dot product for QK, or with cooperative matrices",
     ),
     subgroups.SIZE,
-    subgroups.per_workgroup(1, 2, 4, 8, 12, 16),
+    subgroups.per_workgroup(1, 2, 4, 8, 10, 12, 16),
     Parameter(
         name="staging",
         values=("registers", "shared"),

@@ -71,7 +71,7 @@ def constants(c: Candidate) -> dict[str, object]:
         "score_elements": elements.places,
         "column_masks": sharing_masks(layout.c.lane_column),
         "staged_row_words": _staged_row_words(c),
-        "shared_words": _pool_words(c),
+        "region_words": _region_words(c),
         "padding": WEIGHT_PADDING,
         "ahead": AHEAD[c["prefetch"]],
         "slack": LAG if c["rescale"] == "lagging" else 0,
@@ -152,11 +152,11 @@ def _head_tiles(c: Candidate) -> int:
     return int(-(-c.problem.group // int(str(c["matrix_shape"]).split("x")[1])))
 
 
-def _pool_words(c: Candidate) -> int:
-    """Words of the shared array of rows and, later, of the merge of subgroups."""
+def _region_words(c: Candidate) -> int:
+    """Words of shared memory in which a subgroup has its rows and, later, what it merges."""
     tokens = _tile_rows(c) * c["tiles_unrolled"]
     rows = tokens * _staged_row_words(c) if staged(c.values) else 0
-    return int(c["subgroups"] * max(rows, MERGED_ELEMENTS * c["subgroup_size"]))
+    return int(max(rows, MERGED_ELEMENTS * c["subgroup_size"]))
 
 
 def _check_features(c: Candidate) -> str | None:
@@ -226,9 +226,9 @@ def _check_shared_memory(c: Candidate) -> str | None:
     heads = _head_tiles(c) * int(str(c["matrix_shape"]).split("x")[1])
     tokens = _tile_rows(c) * c["tiles_unrolled"] + WEIGHT_PADDING
     weights = 2 * c["subgroups"] * heads * tokens if c["exchange"] == "shared" else 0
-    statistics = 8 * heads * (c["subgroups"] + 1)
+    statistics = 8 * heads * c["subgroups"]
     queries = heads * (2 * c.problem.head_size + 4)
-    needed = 4 * _pool_words(c) + weights + queries + statistics + 32
+    needed = 4 * c["subgroups"] * _region_words(c) + weights + queries + statistics + 32
     if needed > c.device.max_shared_memory_bytes:
         return (
             f"needs {needed} bytes of shared memory, the device has "

@@ -66,19 +66,25 @@ STARTS = tuple(
         "staging": "shared",
         "prefetch": prefetch,
         "exchange": exchange,
-        "tiles_unrolled": 1,
+        "tiles_unrolled": tiles,
         "rescale": rescale,
         "split": split,
     }
     for size, shape in ((32, "16x8x16"), (32, "16x16x16"), (64, "16x16x16"), (8, "8x8x8"))
     for exchange in ("convert", "shared")
-    for subgroups, prefetch, rescale, split in (
-        (16, "all", "exact", "fit:1"),
-        (12, "all", "lagging", "fit:1"),
-        (4, "all", "exact", "fit:4"),
-        (4, "all", "exact", "device:4"),
-        (4, "all", "exact", "fit:8"),
-        (8, "none", "exact", "fit:1"),
+    for subgroups, tiles, prefetch, rescale, split in (
+        (4, 1, "all", "exact", "fit:4"),
+        (16, 1, "all", "exact", "fit:1"),
+        (12, 1, "all", "exact", "fit:1"),
+        (8, 1, "none", "exact", "fit:1"),
+        (8, 1, "all", "exact", "fit:1"),
+        (4, 1, "all", "exact", "device:4"),
+        (4, 1, "all", "exact", "fit:8"),
+        (12, 1, "all", "lagging", "fit:1"),
+        (4, 2, "all", "exact", "fit:4"),
+        (16, 2, "all", "exact", "fit:1"),
+        (8, 1, "keys", "exact", "fit:1"),
+        (10, 1, "keys", "exact", "fit:1"),
     )
 ) + tuple(
     {
