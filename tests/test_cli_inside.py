@@ -20,7 +20,7 @@ from tests.made_records import (
     made_full_calibration,
     made_record,
 )
-from tests.toy_family import TOY
+from tests.toy_family import TOY, toy_problem
 from tuner import kernels
 from tuner.cli import app, bench, output, progress, summary, variants
 from tuner.cli.calibrate import sensors
@@ -342,3 +342,15 @@ def test_verify_names_each_failure_as_it_comes_and_says_where_the_time_goes(
         CliRunner().invoke(app, ["verify", "cache_write_q8", *writes, "--json"]).stdout
     )
     assert found["batches"][0]["seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("trials", "said"), [(0, "before a variant was tried: give more --seconds"), (3, "no correct")]
+)
+def test_the_summary_says_whether_nothing_was_tried_or_nothing_right(
+    trials: int, said: str
+) -> None:
+    result = ProblemResult(
+        family=TOY, problem=toy_problem(), ended="seconds", legal=9, trials=trials, measured=trials
+    )
+    assert said in summary._variant(result)

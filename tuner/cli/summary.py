@@ -115,6 +115,8 @@ def _variant(result: ProblemResult) -> str:
     from tuner.cli.variants import describe
 
     if result.best is None:
+        if result.error is None and result.ended == "seconds" and not result.trials:
+            return "its share of the time was over before a variant was tried: give more --seconds"
         return result.error or "no correct variant"
     return describe(result.family, result.best.values)
 
