@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.made_records import BASELINE, decode, gpu, made_record, made_run, software
-from tests.made_samples import H200
 from tuner.results import Store, outcomes, outcomes_to_frame, row, to_frame
 from tuner.results.frame import rows
 from tuner.results.outcomes import FINAL, declared_baseline, interval
+
+H200 = Path(__file__).parents[1] / "results" / "published" / "nvidia-h200"
+BASELINE_UNTIMED = {"index_append"}
+"""Families whose published search ran out of time before it came to the baseline."""
 
 # Outcomes and rows
 
@@ -67,8 +72,8 @@ def test_the_baseline_is_known_from_before_it_had_all_its_parameters() -> None:
 
 def test_the_committed_results_have_their_baselines() -> None:
     found = outcomes(Store(H200, read_only=True).records())
-    assert found
-    assert all(outcome.speedup and outcome.speedup > 1 for outcome in found)
+    assert {outcome.family for outcome in found if outcome.speedup is None} == BASELINE_UNTIMED
+    assert all(outcome.speedup > 1 for outcome in found if outcome.speedup is not None)
 
 
 def test_the_note_of_finals_is_the_one_that_evaluation_writes() -> None:
