@@ -22,6 +22,7 @@ from tuner.observers import (
     summarised,
     watched,
 )
+from tuner.observers.base import FIRST_LOOK_S
 from tuner.records import Energy, Observation
 
 UUID = "2a9e4a2c-0000-1111-2222-333344445555"
@@ -251,7 +252,7 @@ def test_readings_become_one_summary() -> None:
     assert Watch().summary() is None
 
 
-def test_a_watch_looks_at_both_ends_and_in_between() -> None:
+def test_a_watch_looks_beside_the_block_and_behind_a_short_one() -> None:
     observer = Pretended()
     with watched(observer) as seen:
         time.sleep(0.1)
@@ -259,6 +260,15 @@ def test_a_watch_looks_at_both_ends_and_in_between() -> None:
     assert summary is not None
     assert 3 <= summary.looks == observer.looks
     assert summary.core_mhz == (1001.0, 1000.0 + observer.looks)
+    for pause_s in (0.0, 3 * FIRST_LOOK_S):
+        short = Pretended()
+        with watched(short) as seen:
+            looks_before = short.looks
+            time.sleep(pause_s)
+        summary = seen.summary()
+        assert summary is not None
+        assert looks_before == 0
+        assert summary.looks == short.looks == 1
     with watched(None) as nothing:
         pass
     assert nothing.summary() is None

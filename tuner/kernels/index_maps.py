@@ -6,11 +6,18 @@ constant; those become such a sum, any other stays a table.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 
 def index_map(values: Sequence[int]) -> str:
     """A GLSL expression of type uint for `values[i]`, given the uint `i` below `len(values)`."""
+    return _index_map(tuple(values))
+
+
+@functools.lru_cache(4096)
+def _index_map(values: tuple[int, ...]) -> str:
+    """The same, kept: a device has few mappings, and each variant is rendered for several cases."""
     weights = _bit_weights(values)
     if weights is None:
         listed = "u, ".join(map(str, values))

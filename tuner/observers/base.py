@@ -16,8 +16,9 @@ from typing import Protocol
 
 from tuner.records import Energy, Observation
 
-LOOK_S = 0.02
-"""Between two looks of a watch: sensors are renewed some ten times a second."""
+LOOK_S, FIRST_LOOK_S = 0.02, 0.005
+"""Between two looks of a watch, and before the first: sensors are renewed some ten times a second.
+"""
 METER_S = 0.002
 """Between two looks at a meter, so that the moment of its steps is known to that."""
 _FEWEST_STEPS = 2
@@ -78,14 +79,21 @@ class Watch:
 
 @contextmanager
 def watched(observer: Observer | None) -> Iterator[Watch]:
-    """Read the sensors at the beginning, every `LOOK_S`, and at the end of the block."""
+    """Read the sensors again and again beside the block, which need not wait for them; behind it
+    only if they were not read since it began."""
     watch = Watch()
     if observer is None:
         yield watch
         return
     watch.source = observer.name
-    with _repeating(LOOK_S, lambda: watch.readings.append(observer.read())):
+
+    def look() -> None:
+        watch.readings.append(observer.read())
+
+    with _repeating(look, LOOK_S, first_s=FIRST_LOOK_S):
         yield watch
+    if not watch.readings:
+        look()
 
 
 @dataclass(slots=True)
@@ -124,15 +132,17 @@ class Meter:
 
 @contextmanager
 def metered(observer: Observer) -> Iterator[Meter]:
-    """Read the meter every `METER_S` while the block goes on."""
+    """Read the meter at both ends of the block and every `METER_S` between them."""
     meter = Meter()
 
     def look() -> None:
         joules, watts = observer.power()
         meter.looks.append((time.perf_counter_ns(), joules, watts))
 
-    with _repeating(METER_S, look):
+    look()
+    with _repeating(look, METER_S, first_s=METER_S):
         yield meter
+    look()
 
 
 def summarised(source: str, readings: Sequence[Reading]) -> Observation:
@@ -169,15 +179,16 @@ def _range(values: Sequence[float | None]) -> tuple[float, float] | None:
 
 
 @contextmanager
-def _repeating(seconds: float, look: Callable[[], None]) -> Iterator[None]:
-    """Call `look` now, again and again beside the block, and once more behind it."""
+def _repeating(look: Callable[[], None], every_s: float, *, first_s: float) -> Iterator[None]:
+    """Call `look` beside the block, after `first_s` and then again and again."""
     done = threading.Event()
 
     def go_on() -> None:
-        while not done.wait(seconds):
+        wait_s = first_s
+        while not done.wait(wait_s):
             look()
+            wait_s = every_s
 
-    look()
     beside = threading.Thread(target=go_on, name="observer", daemon=True)
     beside.start()
     try:
@@ -185,4 +196,3 @@ def _repeating(seconds: float, look: Callable[[], None]) -> Iterator[None]:
     finally:
         done.set()
         beside.join()
-        look()

@@ -120,7 +120,10 @@ class Commands:
         """
         if not self.busy:
             return
-        patience, spent = self.patience, time.process_time()
+        patience, spent = self.patience, 0.0
+        if patience.starved_seconds > patience.seconds:
+            # Nowhere else: to be told takes most of a millisecond on some systems.
+            spent = time.process_time()
         code, waited_s = self._fence_within(patience.seconds), patience.seconds
         while code == _vk.TIMEOUT and waited_s < patience.starved_seconds:
             if time.process_time() - spent >= patience.seconds:
