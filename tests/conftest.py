@@ -14,6 +14,8 @@ import pytest
 from tuner.errors import NoDeviceError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.isolated_runs import Books
     from tuner.runner.vulkan import VulkanRunner
     from tuner.runner.worker import WorkerRunner
@@ -61,6 +63,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def tell(pytestconfig: pytest.Config) -> Callable[[str], None]:
     """Adds a line to what is printed at the end of the test session: counts and figures."""
     return pytestconfig.stash.setdefault(_TOLD, []).append
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    """Where a search may keep its study."""
+    return tmp_path / "study.journal"
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.test_search import BASELINE, PLAN, PROBLEM, Records, journal
 from tests.toy_family import TOY, ToyCompiler, toy_device, toy_render, toy_runner, toy_time_ns
+from tests.toy_search import BASELINE, PLAN, PROBLEM, Records
 from tuner.device_info import DeviceInfo
 from tuner.errors import VulkanError
 from tuner.evaluate import FINAL, REFERENCE, Session
@@ -19,8 +19,6 @@ from tuner.records import Record
 from tuner.runner.fake import Call, Workload
 from tuner.runner.protocol import Job
 from tuner.search import RunResult, Settings, tune
-
-__all__ = ["journal"]
 
 
 class Drifting:

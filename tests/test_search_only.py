@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_search import BASELINE, SPACE, Records, run
 from tests.toy_family import TOY
+from tests.toy_search import BASELINE, SPACE, Records, run
 from tuner.cli.tune import _allowed
 from tuner.errors import UnknownNameError, UsageError
 
