@@ -6,9 +6,11 @@ anything while it runs; one that uses `matrix_shape` or `matrix_shapes` is marke
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from tuner.errors import NoDeviceError
@@ -85,6 +87,15 @@ def start() -> Iterator[Callable[..., WorkerRunner]]:
     yield start_one
     for runner in started:
         runner.close()
+        assert not psutil.pid_exists(runner.pid)
+
+
+@pytest.fixture
+def start_small(start: Callable[..., WorkerRunner]) -> Callable[..., WorkerRunner]:
+    """Starts workers over `tests.fault_stub.small`, whose patience is short."""
+    from tests.small_workers import SHORT
+
+    return functools.partial(start, factory="small", deadlines=SHORT)
 
 
 @pytest.fixture(scope="session")
