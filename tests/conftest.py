@@ -6,6 +6,7 @@ anything while it runs; one that uses `matrix_shape` or `matrix_shapes` is marke
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from tuner.errors import NoDeviceError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.forked_tuning import Tuning
     from tests.isolated_runs import Books
     from tuner.runner.vulkan import VulkanRunner
     from tuner.runner.worker import WorkerRunner
@@ -96,6 +98,21 @@ def start_small(start: Callable[..., WorkerRunner]) -> Callable[..., WorkerRunne
     from tests.small_workers import SHORT
 
     return functools.partial(start, factory="small", deadlines=SHORT)
+
+
+@pytest.fixture(scope="session")
+def tuning_process() -> Iterator[Tuning]:
+    from tests.forked_tuning import Tuning
+
+    with contextlib.closing(Tuning()) as process:
+        yield process
+
+
+@pytest.fixture
+def tuning(tuning_process: Tuning) -> Iterator[Tuning]:
+    """Tunes the toy family in a fork of a process that has imported all it takes."""
+    yield tuning_process
+    tuning_process.settle()
 
 
 @pytest.fixture(scope="session")
