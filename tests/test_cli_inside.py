@@ -344,13 +344,8 @@ def test_verify_names_each_failure_as_it_comes_and_says_where_the_time_goes(
     assert found["batches"][0]["seconds"] > 0
 
 
-@pytest.mark.parametrize(
-    ("trials", "said"), [(0, "before a variant was tried: give more --seconds"), (3, "no correct")]
-)
-def test_the_summary_says_whether_nothing_was_tried_or_nothing_right(
-    trials: int, said: str
-) -> None:
+def test_the_summary_says_that_nothing_was_right() -> None:
     result = ProblemResult(
-        family=TOY, problem=toy_problem(), ended="seconds", legal=9, trials=trials, measured=trials
+        family=TOY, problem=toy_problem(), ended="seconds", legal=9, trials=12, measured=12
     )
-    assert said in summary._variant(result)
+    assert "no correct" in summary._variant(result)

@@ -80,6 +80,8 @@ def print_result(ran: Ran) -> None:
             say(f"  {path}")
     if written.error:
         note(f"not exported: {written.error}")
+    if shortage := _shortage(result):
+        note(shortage)
     if result.error:
         note(f"stopped early: {result.error}")
     if result.interrupted:
@@ -93,6 +95,20 @@ def _throughput(result: RunResult) -> str:
     if result.pace is None:
         return said
     return f"{said}, {result.pace:.2g} a second while searching, device busy {percent(result.busy)}"
+
+
+def _shortage(result: RunResult) -> str | None:
+    """What to say where the seconds were too few to search in; None where they were not."""
+    from tuner.search import LEAST_TRIALS
+
+    short = sum(each.is_short for each in result.problems)
+    if not short:
+        return None
+    said = f"--seconds was too little: {short} of {len(result.problems)} problems had no time for "
+    said += f"more than their first {LEAST_TRIALS} trials"
+    if result.seconds_over >= 1:
+        said += f", and even so the run took {result.seconds_over:.0f} s more"
+    return f"{said}; give several times as much, and the same command goes on from here"
 
 
 def _row(result: ProblemResult, written: Written) -> tuple[str, ...]:
@@ -115,8 +131,6 @@ def _variant(result: ProblemResult) -> str:
     from tuner.cli.variants import describe
 
     if result.best is None:
-        if result.error is None and result.ended == "seconds" and not result.trials:
-            return "its share of the time was over before a variant was tried: give more --seconds"
         return result.error or "no correct variant"
     return describe(result.family, result.best.values)
 
@@ -141,6 +155,7 @@ def as_data(ran: Ran) -> dict[str, Any]:
         "interrupted": result.interrupted,
         "error": ran.error,
         "seconds": result.seconds,
+        "seconds_over": result.seconds_over,
         "measured": result.measured,
         "tried_per_second": result.pace,
         "busy": result.busy,
@@ -158,6 +173,7 @@ def _problem_as_data(
         "family": result.family.name,
         "problem": result.problem,
         "ended": result.ended,
+        "short": result.is_short,
         "error": result.error,
         "legal": result.legal,
         "tried": tried,

@@ -61,8 +61,9 @@ def tune(
         float | None,
         typer.Option(
             "--seconds",
-            help="Time to search in all, shared by the problems; with neither budget "
-            f"{GPU_SECONDS:.0f} a problem, {CPU_SECONDS:.0f} on a CPU driver.",
+            help="Time to search in all, shared by the problems; the first trials of each are made "
+            f"in any case. With neither budget {GPU_SECONDS:.0f} a problem, {CPU_SECONDS:.0f} on a "
+            "CPU driver.",
         ),
     ] = None,
     sampler: Annotated[
@@ -122,6 +123,8 @@ def tune(
         info = open_device.info
         tasks = _tasks(allowed, choice, info, every=EVERY in (family or ()))
         require_meter(open_device.runner, settings.objective)
+        if seconds is not None:
+            note(_sharing(seconds, problems=len(tasks)))
         settings = _with_budget(settings, problems=len(tasks), info=info)
         ran, interrupted = _search(open_device, tasks, settings, out, storage)
     if json:
@@ -189,6 +192,17 @@ def _settings(
         seed=seed,
         retry_failed=retry_failed,
         only=only,
+    )
+
+
+def _sharing(seconds: float, *, problems: int) -> str:
+    """What to say of the time beforehand."""
+    from tuner.search import LEAST_TRIALS
+
+    shared = "1 problem has" if problems == 1 else f"{problems} problems share"
+    return (
+        f"{shared} {seconds:g} s; the first {LEAST_TRIALS} trials of a problem are made in any "
+        "case, even if that takes longer"
     )
 
 

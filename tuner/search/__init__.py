@@ -4,6 +4,7 @@ from tuner.search.interrupts import Interrupts
 from tuner.search.objective import OBJECTIVES, Objective, require_meter
 from tuner.search.run import Task, tune
 from tuner.search.settings import (
+    LEAST_TRIALS,
     SAMPLERS,
     Ending,
     ProblemResult,
@@ -16,6 +17,7 @@ from tuner.search.settings import (
 )
 
 __all__ = [
+    "LEAST_TRIALS",
     "OBJECTIVES",
     "SAMPLERS",
     "Ending",

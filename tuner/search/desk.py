@@ -55,7 +55,6 @@ class Desk:
         look_ahead: how many variants to have under way at most.
         limit: how many more variants to begin at most; None for no limit.
         retry_failed: pass over records in the states `RETRIED`.
-        since: from when on the study is charged for the time, by `time.monotonic`.
     """
 
     def __init__(
@@ -69,14 +68,13 @@ class Desk:
         look_ahead: int,
         limit: int | None,
         retry_failed: bool,
-        since: float,
     ) -> None:
         self._evaluator, self._proposer, self._log, self._store = evaluator, proposer, log, store
         self._pool, self._look_ahead, self._limit = pool, look_ahead, limit
         self._retry_failed = retry_failed
         self._items: list[Item] = []
         self._lock = Lock()
-        self._booked = since
+        self._booked: float | None = None
         self._over = False
         self.exhausted = False
         """Whether every legal variant has been proposed."""
@@ -127,9 +125,11 @@ class Desk:
         self.spend()
 
     def spend(self) -> None:
-        """Charge the study with the time since it was last charged."""
+        """Charge the study with the time since the last result; what went before the first is not
+        charged to it (see `tuner.search.shares`)."""
         now = time.monotonic()
-        self._log.spend(now - self._booked)
+        if self._booked is not None:
+            self._log.spend(now - self._booked)
         self._booked = now
 
     def put_away(self, *taken: Item) -> None:

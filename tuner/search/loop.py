@@ -23,7 +23,7 @@ from tuner.search.desk import Desk, Item, RecordStore
 from tuner.search.interrupts import Interrupts
 from tuner.search.proposer import Proposer
 from tuner.search.reference import Reference
-from tuner.search.settings import Ending, Progress, Settings
+from tuner.search.settings import LEAST_TRIALS, Ending, Progress, Settings
 from tuner.search.studylog import StudyLog
 from tuner.search.tally import Tally
 
@@ -46,13 +46,14 @@ def search_problem(
     tally: Tally,
     progress: Progress,
     interrupts: Interrupts,
+    at_first: Callable[[], None],
     at_half: Callable[[], None],
 ) -> tuple[Ending, Future[None]]:
     """Try variants until the tally's limits, the end of the space or an interrupt; says which.
 
     The future is done when what was left over is put away: variants still being prepared, which
-    nobody need wait for. `at_half` is called once half of a limit is spent, or at the end, and
-    after each trial from then on.
+    nobody need wait for. `at_first` is called when the first result is there. `at_half` is called
+    once half of a limit is spent, or at the end, and after each trial from then on.
 
     Raises:
         TrialLostDeviceError: the device is gone; all records so far are kept.
@@ -69,7 +70,6 @@ def search_problem(
         look_ahead=crew.workers + 1 if crew.overlap else crew.workers,
         limit=None if tally.trial_limit is None else tally.trial_limit - tally.trials,
         retry_failed=settings.retry_failed,
-        since=tally.begun,
     )
     reference = Reference(
         evaluator=evaluator,
@@ -85,6 +85,7 @@ def search_problem(
         progress=progress,
         interrupts=interrupts,
         reference=reference,
+        at_first=at_first,
         at_half=at_half,
     )
     try:
@@ -107,6 +108,7 @@ class _Loop:
     progress: Progress
     interrupts: Interrupts
     reference: Reference
+    at_first: Callable[[], None]
     at_half: Callable[[], None]
     taken: tuple[Item, ...] = ()
     losses: int = 0
@@ -122,6 +124,8 @@ class _Loop:
                 ending = self._ending() or ("exhausted" if self.desk.exhausted else "seconds")
                 break
             record, known = self._try(item, booking)
+            if self.tally.first_result is None:
+                self.at_first()
             # At most one booking is open, so that an error in keeping the study stops the run.
             booking.result()
             booking = clerk.submit(self._book, item, record, known)
@@ -153,9 +157,7 @@ class _Loop:
             return "interrupted"
         if tally.trial_limit is not None and tally.trials >= tally.trial_limit:
             return "trials"
-        if tally.deadline is not None and time.monotonic() >= tally.deadline:
-            return "seconds"
-        return None
+        return "seconds" if tally.time_is_over else None
 
     def _next_item(self, booking: Future[None]) -> Item | None:
         """The oldest variant that is prepared; None at an ending or when none is left."""
@@ -270,7 +272,7 @@ class _Loop:
         tally = self.tally
         if self.interrupts.asked:
             return False
-        if tally.deadline is None:
+        if tally.deadline is None or tally.trials + waiting < LEAST_TRIALS:
             return True
         each = tally.busy_seconds / max(1, tally.measured)
         return time.monotonic() + waiting * each < tally.deadline

@@ -33,7 +33,8 @@ from tuner.search.interrupts import Interrupts
 from tuner.search.objective import require_meter
 from tuner.search.proposer import Proposer
 from tuner.search.settings import ProblemResult, Progress, RunResult, Settings, Silent
-from tuner.search.studylog import Covered, Storage, StudyLog, open_storage
+from tuner.search.shares import Shares
+from tuner.search.studylog import Storage, StudyLog, open_storage
 from tuner.search.tally import Tally
 from tuner.search.turn import Turn
 
@@ -92,6 +93,12 @@ def tune(
             render=render,
             crew=crew,
             tasks=tasks,
+            shares=Shares(
+                problems=len(tasks),
+                begun=started,
+                trials=settings.trials,
+                seconds=settings.seconds,
+            ),
         )
         for index in range(len(tasks)):
             result = run.tune_problem(index, interrupts)
@@ -106,6 +113,7 @@ def tune(
         problems=tuple(run.results),
         interrupted=interrupts.asked,
         seconds=time.monotonic() - started,
+        seconds_over=run.shares.over,
         error=lost,
     )
 
@@ -135,8 +143,8 @@ class _Run:
     render: Render
     crew: Crew
     tasks: Sequence[Task]
+    shares: Shares
     session: Session | None = None
-    spent_seconds: float = 0.0
     results: list[ProblemResult] = field(default_factory=list)
     cases: dict[str, ResidentCases] = field(default_factory=dict)
     coming: dict[int, tuple[Evaluator, Future[_Ready]]] = field(default_factory=dict)
@@ -144,46 +152,53 @@ class _Run:
     def tune_problem(self, index: int, interrupts: Interrupts) -> ProblemResult:
         """One problem's turn."""
         family, problem = self.tasks[index]
-        tally = Tally(family=family, problem=problem, index=index, problems=self.problems)
+        tally = Tally(
+            family=family,
+            problem=problem,
+            index=index,
+            problems=self.problems,
+            begun=time.monotonic(),
+        )
         evaluator, coming = self.coming.pop(index, (None, None))
         ready = self._ready(index) if coming is None else self.crew.result_of(coming)
-        variants, proposer = ready.variants, ready.proposer
-        tally.legal = len(variants)
-        if proposer is None:
+        tally.legal = len(ready.variants)
+        if ready.proposer is None:
             self.progress.problem_started(tally.status())
             return tally.result("nothing legal", self._why_nothing(family, problem))
-        log = StudyLog(
-            self.storage,
-            self._study_name(family, problem, proposer),
-            proposer.encoding,
-            isolated=self.runner.losses is not None,
-            retry_failed=self.settings.retry_failed,
-            find=self.store.find,
-            objective=self.settings.objective,
-        )
-        budget = self._share(index)
-        if self.session is None and not log.covers(budget):
-            self.session = _timed_as_searched(self.make_session(), self.settings)
+        log = self._study_log(family, problem, ready.proposer)
+        if self.session is None and not log.covers(self.shares.budget(index)):
+            self._open_session()
             tally.begun = time.monotonic()
         turn = Turn(
             evaluator=evaluator or self._evaluator(family, problem),
-            variants=variants,
-            proposer=proposer,
+            variants=ready.variants,
+            proposer=ready.proposer,
             log=log,
             store=self.store,
             crew=self.crew,
             settings=self.settings,
             tally=tally,
             progress=self.progress,
-            budget=budget,
+            shares=self.shares,
         )
-        turn.take_stock(self._seconds_left(index))
+        return self._play(turn, interrupts)
+
+    def _play(self, turn: Turn, interrupts: Interrupts) -> ProblemResult:
+        tally = turn.tally
+        turn.take_stock()
         self.progress.problem_started(tally.status())
-        result = turn.play(self._neighbours(family), interrupts, lambda: self._get_ready(index + 1))
-        self.spent_seconds += log.seconds
+        neighbours = self._neighbours(tally.family)
+        result = turn.play(neighbours, interrupts, lambda: self._get_ready(tally.index + 1))
+        self.shares.close(searched=tally.searched, before=tally.spent_before)
         if result.ended != "device lost":
             turn.evaluator.close()
         return result
+
+    def _open_session(self) -> None:
+        """Make the session; what that takes, by a calibration say, is no part of the budget."""
+        started = time.monotonic()
+        self.session = _timed_as_searched(self.make_session(), self.settings)
+        self.shares.begun += time.monotonic() - started
 
     @property
     def problems(self) -> int:
@@ -249,21 +264,6 @@ class _Run:
             render=self.render,
         )
 
-    def _share(self, index: int) -> Covered:
-        """The problem's share of the run's budgets, as if every problem took its own."""
-        trials, seconds = self.settings.trials, self.settings.seconds
-        whole, rest = divmod(trials or 0, self.problems)
-        return Covered(
-            trials=None if trials is None else max(1, whole + (index < rest)),
-            seconds=None if seconds is None else seconds / self.problems,
-        )
-
-    def _seconds_left(self, index: int) -> float | None:
-        """What the problem may cost in all: an equal part of what those before it left over."""
-        if self.settings.seconds is None:
-            return None
-        return (self.settings.seconds - self.spent_seconds) / (self.problems - index)
-
     def _neighbours(self, family: Family) -> list[Values]:
         """The best variants of this run's other problems, the latest first."""
         return [
@@ -271,6 +271,17 @@ class _Run:
             for result in reversed(self.results)
             if result.family.name == family.name and result.best is not None
         ]
+
+    def _study_log(self, family: Family, problem: Problem, proposer: Proposer) -> StudyLog:
+        return StudyLog(
+            self.storage,
+            self._study_name(family, problem, proposer),
+            proposer.encoding,
+            isolated=self.runner.losses is not None,
+            retry_failed=self.settings.retry_failed,
+            find=self.store.find,
+            objective=self.settings.objective,
+        )
 
     def _study_name(self, family: Family, problem: Problem, proposer: Proposer) -> str:
         """Another study wherever earlier trials would not say what to expect of new ones."""

@@ -24,6 +24,11 @@ RETRIED: frozenset[State] = frozenset({"timeout", "runtime"})
 REFERENCE_EVERY = 10
 """Trials on a GPU between two times of the reference variant."""
 
+LEAST_TRIALS = 10
+"""Trials that a problem has before its time can end its search: its baseline, without which there
+is no speed-up to speak of, the best variants of the family's other problems, the first of its
+starts. Fewer are no search: a model learns nothing from them (`tuner.search.model`)."""
+
 Ending = Literal[
     "trials",
     "seconds",
@@ -44,14 +49,16 @@ Ending = Literal[
 class Settings:
     """What decides how a run goes.
 
-    `trials` and `seconds` are budgets of the run, shared out over its problems; what earlier runs
-    of the same studies spent counts. None is no limit. `workers` threads prepare variants, so many
-    may be ready or in preparation at once (default: as many as processors). `overlap` says whether
-    they go on preparing while the device is timed (default: unless the device is the CPU, whose
-    times they would spoil). `retry_failed` tries variants again that have hung, crashed or lost the
-    device; without it they are never proposed again on that device and driver. Runs with equal
-    seeds propose alike only as far as their times are alike. `objective`: what is minimised; with
-    "both" the search looks for the front of variants that none beats in time and energy.
+    `trials` and `seconds` are budgets of the run, shared out over its problems (see
+    `tuner.search.shares`); what earlier runs of the same studies spent counts. None is no limit.
+    Whatever `seconds` are, each problem has its first `LEAST_TRIALS`. `workers` threads prepare
+    variants, so many may be ready or in preparation at once (default: as many as processors).
+    `overlap` says whether they go on preparing while the device is timed (default: unless the
+    device is the CPU, whose times they would spoil). `retry_failed` tries variants again that have
+    hung, crashed or lost the device; without it they are never proposed again on that device and
+    driver. Runs with equal seeds propose alike only as far as their times are alike. `objective`:
+    what is minimised; with "both" the search looks for the front of variants that none beats in
+    time and energy.
     The best `finalists` are timed again in turns, in `final_rounds` and, as long as it is open who
     wins and there is time, up to `most_final_rounds`. After `reference_every` trials a reference
     variant is timed again, and so is what ran while it drifted; 0 is never (default: 10, or 0 on a
@@ -201,14 +208,23 @@ class ProblemResult:
     busy: float = 0.0
     error: str | None = None
 
+    @property
+    def is_short(self) -> bool:
+        """Whether there was no time for more than its first trials, `LEAST_TRIALS`."""
+        return self.ended == "seconds" and self.trials <= LEAST_TRIALS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What a run came to. `error` says why it stopped early, if it did (a lost device)."""
+    """What a run came to. `error` says why it stopped early, if it did (a lost device).
+
+    `seconds_over` is what it took beyond its budget of seconds, earlier runs included.
+    """
 
     problems: tuple[ProblemResult, ...]
     interrupted: bool
     seconds: float
+    seconds_over: float = 0.0
     error: str | None = None
 
     @property

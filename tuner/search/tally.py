@@ -9,22 +9,27 @@ from dataclasses import dataclass, field
 from tuner.kernels.base import Family
 from tuner.problems import Problem
 from tuner.records import Record, State
-from tuner.search.settings import Ending, ProblemResult, Status
+from tuner.search.settings import LEAST_TRIALS, Ending, ProblemResult, Status
+
+FINALS_SHARE, FINALS_SECONDS = 0.2, 6.0
+"""What is kept of a problem's time for its finals: this share, but no more than these seconds."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
     """Counts of one problem's search; for the device thread alone. See `Status` for the words.
 
-    `spent_before` is what earlier runs' searches took, in seconds. `deadline` and `first_trial`,
-    when the first variant got the device in this run, are times of `time.monotonic`;
-    `finals_seconds` is what the finals may take beyond their least number of rounds.
+    `begun`, when the problem's turn began, `first_trial`, when the first variant got the device in
+    this run, `first_result`, from when on its share of time counts, and `deadline`, when the search
+    is to end, are times of `time.monotonic`. `spent_before` is what earlier runs' searches took, in
+    seconds, `finals_seconds` what the finals may take beyond their least number of rounds.
     """
 
     family: Family
     problem: Problem
     index: int
     problems: int
+    begun: float
     legal: int = 0
     trial_limit: int | None = None
     deadline: float | None = None
@@ -39,8 +44,8 @@ class Tally:
     failures: Counter[State] = field(default_factory=Counter)
     busy_seconds: float = 0.0
     first_trial: float | None = None
+    first_result: float | None = None
     search_seconds: float = 0.0
-    begun: float = field(default_factory=time.monotonic)
 
     def add(self, record: Record, *, known: bool) -> None:
         """Count one more result."""
@@ -60,12 +65,33 @@ class Tally:
         if again.variant == best.variant or (again.median_ns or 0) < best.median_ns:
             self.best = again
 
+    def begin_share(self, seconds: float | None) -> None:
+        """The first result is there, and so many seconds are left for search and finals."""
+        self.first_result = time.monotonic()
+        if seconds is not None:
+            self.finals_seconds = min(FINALS_SHARE * seconds, FINALS_SECONDS)
+            self.deadline = self.first_result + seconds - self.finals_seconds
+
+    @property
+    def time_is_over(self) -> bool:
+        """Whether the time ends the search, which it does not before there are `LEAST_TRIALS`."""
+        if self.deadline is None or self.trials < LEAST_TRIALS:
+            return False
+        return time.monotonic() >= self.deadline
+
     @property
     def half_spent(self) -> bool:
         """Whether half of the trials or of the time is over."""
         if self.trial_limit is not None and 2 * self.trials >= self.trial_limit:
             return True
-        return self.deadline is not None and 2 * self.seconds >= self.deadline - self.begun
+        if self.first_result is None or self.deadline is None:
+            return False
+        return 2 * self.searched >= self.deadline - self.first_result
+
+    @property
+    def searched(self) -> float:
+        """Seconds since the first result of this run."""
+        return 0.0 if self.first_result is None else time.monotonic() - self.first_result
 
     @property
     def seconds(self) -> float:

@@ -21,20 +21,17 @@ from tuner.search.interrupts import Interrupts
 from tuner.search.loop import search_problem
 from tuner.search.proposer import Proposer
 from tuner.search.settings import RETRIED, Ending, ProblemResult, Progress, Settings
+from tuner.search.shares import Shares
 from tuner.search.studylog import MAX_CRASHES, Covered, StudyLog
-from tuner.search.tally import Tally
+from tuner.search.tally import FINALS_SECONDS, Tally
 
-FINALS_SHARE, FINALS_SECONDS = 0.2, 6.0
-"""What is kept of a problem's time for its finals: this share, but no more than these seconds."""
-MIN_SECONDS = 1.0
-"""What a problem gets even if those before it took all the time: enough for the baseline."""
 NEIGHBOURS = 4
 """How many other problems' best variants are tried early."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """All that one problem's search needs. `budget` is its share of the run's budgets."""
+    """All that one problem's search needs; `shares` says how much of the run's budgets it has."""
 
     evaluator: Evaluator
     variants: Variants
@@ -45,14 +42,15 @@ class Turn:
     settings: Settings
     tally: Tally
     progress: Progress
-    budget: Covered
+    shares: Shares
 
-    def take_stock(self, seconds_left: float | None) -> None:
-        """Count what earlier runs found, and set the limits of this one.
+    @property
+    def budget(self) -> Covered:
+        """The problem's share of the run's budgets, as if every problem took its own."""
+        return self.shares.budget(self.tally.index)
 
-        `seconds_left` is what the problem may have cost in all when its turn is over; what earlier
-        runs spent on it is taken off.
-        """
+    def take_stock(self) -> None:
+        """Count what earlier runs found, and set the limits of this one."""
         tally, log = self.tally, self.log
         tally.trials, tally.spent_before = len(log.finished), log.seconds
         tally.trial_limit = None if self.budget.trials is None else int(self.budget.trials)
@@ -63,11 +61,6 @@ class Turn:
             for state in RETRIED if self.settings.retry_failed else ():
                 del tally.failures[state]
         tally.finals_seconds = 0.0 if self.evaluator.runner.info.is_cpu else FINALS_SECONDS
-        if seconds_left is not None:
-            seconds = max(MIN_SECONDS, seconds_left - log.seconds)
-            reserve = min(FINALS_SHARE * seconds, FINALS_SECONDS)
-            tally.deadline = tally.begun + seconds - reserve
-            tally.finals_seconds = reserve
 
     def play(
         self, neighbours: Iterable[Values], interrupts: Interrupts, at_half: Callable[[], None]
@@ -93,6 +86,7 @@ class Turn:
                 tally=self.tally,
                 progress=self.progress,
                 interrupts=interrupts,
+                at_first=self._begin_share,
                 at_half=at_half,
             )
             try:
@@ -129,13 +123,17 @@ class Turn:
             [
                 canonical(family, family.baseline),
                 *log.retry,
-                *(canonical(family, values) for values in family.starts),
                 *(
                     self.variants[self.variants.nearest(values)]
                     for values in list(neighbours)[:NEIGHBOURS]
                 ),
+                *(canonical(family, values) for values in family.starts),
             ]
         )
+
+    def _begin_share(self) -> None:
+        tally = self.tally
+        tally.begin_share(self.shares.left(tally.index, tally.spent_before))
 
     def _give_up(self, values: Values) -> None:
         """Record a variant that was under way each of the last times that the process died."""
@@ -162,6 +160,6 @@ class Turn:
 
     def _conclude(self, ending: Ending) -> None:
         charged = self.log.seconds - self.tally.spent_before
-        self.log.spend(self.tally.seconds - charged)
+        self.log.spend(self.tally.searched - charged)
         everything = Covered(trials=None, seconds=None)
         self.log.cover(everything if ending == "exhausted" else self.budget)
