@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fault_stub import wait_for, worker
+from tests.forked_tuning import ROOT, Tuning, ended, told
 from tests.isolated_runs import PROBLEMS, Books, best_of, check_run, expected, searched, tune_toy
 from tuner.errors import ResultsError
 from tuner.results import Store
@@ -21,7 +22,6 @@ from tuner.search import Silent
 
 if TYPE_CHECKING:
     from tuner.records import Record
-from tests.forked_tuning import ROOT, Tuning, ended, told
 
 
 @pytest.fixture

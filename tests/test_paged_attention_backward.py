@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.attention_variants import problem as forward_problem
 from tests.family_kernels import (
     COMPILER,
     Mistake,
@@ -24,7 +25,6 @@ from tests.golden_attention import golden_gradient_operands, golden_problem
 from tests.golden_vectors import load, names
 from tests.made_devices import gpu, narrow_cpu
 from tests.spirv_tools import spirv_val
-from tests.test_paged_attention import problem as forward_problem
 from tuner.device_info import DeviceInfo
 from tuner.evaluate import ResidentCases, render_passes
 from tuner.kernels.base import Candidate

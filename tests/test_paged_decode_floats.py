@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,17 +10,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.family_kernels import COMPILER, assert_right, judged, launch, launched, variant
+from tests.family_kernels import COMPILER, assert_right, judged, launch, launched
+from tests.float_variants import FAMILIES, SLICED, WHOLE, Geometry, chosen, problem
 from tests.golden_decode import decode_problem
-from tests.golden_floats import F16, F32, golden_operands, with_inputs
+from tests.golden_floats import golden_operands, with_inputs
 from tests.golden_vectors import load, names
-from tests.made_devices import gpu, narrow_cpu
-from tests.spirv_tools import spirv_val
+from tests.made_devices import narrow_cpu
 from tuner import templates
-from tuner.device_info import DeviceInfo
-from tuner.evaluate import RenderedPass, ResidentCases, build_job, render_passes
-from tuner.kernels.base import Candidate, Family, ValidationCase, Values
-from tuner.kernels.space import legal, pairwise, reasons
+from tuner.evaluate import ResidentCases, build_job
+from tuner.kernels.base import Candidate
+from tuner.kernels.space import reasons
 from tuner.oracle.float_decode import float_decode_reference
 from tuner.problems import PagedDecodeProblem
 from tuner.templates import Rendered
@@ -29,25 +27,6 @@ from tuner.templates import Rendered
 if TYPE_CHECKING:
     from tuner.runner.vulkan import VulkanRunner
 
-FAMILIES = {"f32": F32, "f16": F16}
-Geometry = tuple[int, int, int, int]
-"""Head size, block size, query heads per KV head, KV heads."""
-
-
-def problem(geometry: Geometry = (32, 16, 3, 2), **changes: Any) -> PagedDecodeProblem:
-    head_size, block_size, group, kv_heads = geometry
-    sizes = {"sequences": 2, "context": 1024, **changes}
-    return PagedDecodeProblem(
-        query_heads=group * kv_heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
-        block_size=block_size,
-        **sizes,
-    )
-
-
-WHOLE = "token_lanes=8 value_lanes=1"
-SLICED = "token_lanes=8 value_lanes=1 prefetch=1 subgroups=4 head_slices=2 split=count:4"
 COVERED: dict[Geometry, tuple[str, ...]] = {
     (64, 8, 71, 1): ("f32 baseline",),
     (64, 8, 7, 1): (f"f16 packed_f16 {WHOLE} subgroups=8 head_slices=4",),
@@ -76,12 +55,6 @@ SWITCHED: dict[str, tuple[dict[str, Any], ...]] = {
     "f16 baseline": (EVERYTHING,),
     "f32 baseline": (EVERYTHING, {"window": 1}),
 }
-
-
-def chosen(text: str, device: DeviceInfo) -> tuple[Family, Values]:
-    """A family and a variant of it from "f16 packed_f16 token_lanes=8 …"."""
-    cache, rest = text.split(" ", 1)
-    return FAMILIES[cache], variant(FAMILIES[cache], rest, device)
 
 
 @pytest.fixture(scope="module")
@@ -160,9 +133,6 @@ def test_what_is_run_is_legal_on_narrow_devices(geometry: Geometry, text: str) -
     assert not reasons(family, values, problem(geometry), narrow_cpu())
 
 
-# Golden vectors, and the one attention test that the first system has
-
-
 @pytest.mark.parametrize("name", names("s1_decode_f32_*"))
 @pytest.mark.parametrize("text", ["baseline", f"scalar_f32 {WHOLE} subgroups=8 split=count:4"])
 def test_decode_is_as_golden(vulkan_runner: VulkanRunner, name: str, text: str) -> None:
@@ -191,7 +161,7 @@ def assert_serves_any_length(runner: VulkanRunner, text: str) -> None:
     capacity = replace(
         with_inputs(exact, **halves), scalars=exact.scalars | {"max_context_len": 128}
     )
-    of = replace_context(decode_problem(golden), 128)
+    of = msgspec.structs.replace(decode_problem(golden), context=128)
     family, values = chosen(text, runner.info)
     candidate = Candidate(values, of, runner.info)
     job = build_job(family, candidate, capacity.scalars, COMPILER).job
@@ -217,13 +187,6 @@ def test_one_launch_of_matrices_serves_any_length_in_device_memory(
 ) -> None:
     assert_serves_any_length(vulkan_runner, f"{matrix_variant} split=count:8")
 
-
-def replace_context(of: PagedDecodeProblem, context: int) -> PagedDecodeProblem:
-    """The same geometry with another longest context."""
-    return msgspec.structs.replace(of, context=context)
-
-
-# Kernels broken on purpose
 
 LANES = "f32 scalar_f32 token_lanes=8 value_lanes=2 subgroups=2 split=count:8"
 LENGTH = "return min(context_lens[sequence], push.max_context_len);"
@@ -269,135 +232,3 @@ def test_a_broken_kernel_is_caught(
     assert replaced, f"no longer in the template: {right}"
     assert found.failure is not None
     assert found.failure.state == "correctness"
-
-
-# Without a device
-
-ON_PAPER = {
-    "f32, narrow CPU": (F32, narrow_cpu(), problem((64, 16, 4, 2))),
-    "f32, GPU": (F32, gpu(), problem((128, 16, 8, 2), window=100, sinks=1)),
-    "f16, narrow CPU": (F16, narrow_cpu(), problem((64, 16, 4, 2), softcap=30.0)),
-    "f16, GPU": (F16, gpu(), problem((128, 16, 8, 2))),
-}
-on_paper = pytest.mark.parametrize(
-    ("family", "device", "of"), ON_PAPER.values(), ids=list(ON_PAPER)
-)
-
-
-@functools.cache
-def pairs(name: str, device: DeviceInfo, of: PagedDecodeProblem) -> tuple[Values, ...]:
-    """Variants that between them hold every pair of parameter values."""
-    return pairwise(legal(FAMILIES[name], of, device))
-
-
-def rendered(
-    family: Family, values: Values, of: PagedDecodeProblem, device: DeviceInfo
-) -> tuple[RenderedPass, ...]:
-    return render_passes(family, values, of, device, scalars=family.timing_scalars(of))
-
-
-@on_paper
-def test_kernels_are_valid_spirv(
-    family: Family, device: DeviceInfo, of: PagedDecodeProblem
-) -> None:
-    variants = pairs(family.name[-3:], device, of)
-    strategies = set(family.parameter("strategy").values)
-    assert {v["strategy"] for v in variants} == strategies - (
-        set() if device.matrix_layouts else {"matrix"}
-    )
-    sources = {
-        each.rendered.text: (each.rendered, values)
-        for values in variants[::4]
-        for each in rendered(family, values, of, device)
-    }
-    assert len(sources) > 12
-    for text, values in sources.values():
-        spirv_val(COMPILER.compile(text, values=values).spirv)
-
-
-@on_paper
-def test_the_kernels_that_are_timed_are_the_kernels_that_are_validated(
-    family: Family, device: DeviceInfo, of: PagedDecodeProblem
-) -> None:
-    timed = replace_context(of, 16384)
-    cases = sorted(family.validation_cases(timed), key=_context)
-    passes = set()
-    for values in pairs(family.name[-3:], device, of)[::3]:
-        if reasons(family, values, timed, device):
-            continue
-        wanted = [each.rendered.text for each in rendered(family, values, timed, device)]
-        passes.add(len(wanted))
-        candidate = Candidate(values, timed, device)
-        for case in (cases[0], cases[-1]):
-            validated = family.validation_values(candidate, case)
-            assert not reasons(family, validated, case.problem, device)
-            got = rendered(family, validated, case.problem, device)
-            assert [each.rendered.text for each in got] == wanted
-        parts = int(got[0].declared.push["num_splits"])
-        assert (parts > 1) == (len(got) > 1)
-    assert passes == {1, 2}
-
-
-def _context(case: ValidationCase) -> int:
-    assert isinstance(case.problem, PagedDecodeProblem)
-    return case.problem.context
-
-
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
-def test_some_start_is_legal_for_every_device_and_head_size(family: Family) -> None:
-    for device in (
-        gpu(),
-        gpu(subgroup_size=64, min_subgroup_size=64, max_subgroup_size=64),
-        gpu(subgroup_size=16, min_subgroup_size=16, max_subgroup_size=16),
-        narrow_cpu(),
-    ):
-        for head_size in (64, 80, 96, 112, 128, 192, 256, 512):
-            for group in (1, 4, 8):
-                of = problem((head_size, 16, group, 2))
-                good = [v for v in family.starts if not reasons(family, v, of, device)]
-                if head_size == 512 and device.subgroup_size < 32:
-                    continue  # more words than a lane has, more products than a step
-                assert good, (device.subgroup_size, head_size, group)
-
-
-def test_bytes_that_must_move_are_those_of_the_tokens_seen() -> None:
-    plain, seen = problem(context=1024), problem(context=1024, window=256, value_head_size=48)
-    vectors, tables = 2 * 6 * 4 * (32 + 32), 4 * 2 * 64 + 4 * 2
-    assert F16.bytes_moved(plain) == 2 * 1024 * 2 * (32 + 32) * 2 + vectors + tables
-    assert F32.bytes_moved(plain) == 2 * 1024 * 2 * (32 + 32) * 4 + vectors + tables
-    vectors, tables = 2 * 6 * 4 * (32 + 48), 4 * 2 * 16 + 4 * 2
-    assert F16.bytes_moved(seen) == 2 * 256 * 2 * (32 + 48) * 2 + vectors + tables
-
-
-@pytest.mark.parametrize(
-    ("of", "text", "told"),
-    [
-        (problem((60, 16, 4, 2)), "f16 baseline", "head size 60 is no multiple of 8"),
-        (problem((1024, 16, 4, 2)), "f32 baseline", "head size 1024 is more than the 512"),
-        (problem((64, 5, 4, 2)), f"f32 scalar_f32 {WHOLE}", "blocks of 5 tokens do not hold whole"),
-        (problem((64, 24, 4, 2)), "f32 scalar_f32 token_lanes=16", "16 tokens and blocks of 24"),
-        (
-            problem((80, 16, 4, 2)),
-            "f16 scalar_f32 token_lanes=4",
-            "8 lanes cannot share the 10 loads",
-        ),
-        (problem(), "f32 scalar_f32 token_lanes=8 value_lanes=4", "4 lanes cannot share 8 tokens"),
-        (
-            problem(value_head_size=24),
-            "f32 scalar_f32 token_lanes=8",
-            "32 rows side by side do not",
-        ),
-        (problem((64, 16, 1, 2)), f"f16 packed_f16 {SLICED}", "query heads per KV head (here 1)"),
-        (
-            problem((512, 16, 8, 2)),
-            "f32 scalar_f32 token_lanes=8",
-            "words of sums, keys and values",
-        ),
-        (problem(value_head_size=30), f"f32 scalar_f32 {SLICED}", "do not combine in vectors of 4"),
-    ],
-)
-def test_what_does_not_suit_is_refused_with_its_numbers(
-    of: PagedDecodeProblem, text: str, told: str
-) -> None:
-    family, values = chosen(text, gpu())
-    assert told in "; ".join(reasons(family, values, of, gpu()))

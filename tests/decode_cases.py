@@ -1,0 +1,45 @@
+"""Problems of decoding: a small one, and some with operands and references of all their cases."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from tuner.kernels.base import Operands, Reference, ValidationCase
+from tuner.kernels.decode_operands import make_operands, validation_cases
+from tuner.oracle import decode_reference
+from tuner.oracle.tolerance import ROUNDINGS
+from tuner.problems import PagedDecodeProblem
+
+CLASSES = tuple(ROUNDINGS)
+GEOMETRIES = {"gqa4": (16, 4, 128, 16), "gqa7": (14, 2, 64, 8), "mqa71": (71, 1, 80, 32)}
+
+
+@lru_cache(maxsize=32)
+def prepared(geometry: str) -> tuple[tuple[ValidationCase, Operands, Reference], ...]:
+    heads, kv_heads, head_size, block_size = GEOMETRIES[geometry]
+    problem = PagedDecodeProblem(
+        sequences=1,
+        context=4096,
+        query_heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        block_size=block_size,
+    )
+    made = []
+    for case in validation_cases(problem):
+        operands = make_operands(case.problem, case.inputs, case.seed)
+        made.append((case, operands, decode_reference(operands)))
+    return tuple(made)
+
+
+def small_problem(**changes: int | str) -> PagedDecodeProblem:
+    fields: dict[str, int | str] = {
+        "sequences": 4,
+        "context": 37,
+        "query_heads": 6,
+        "kv_heads": 2,
+        "head_size": 8,
+        "block_size": 4,
+        "lengths": "list:37,0,1,9",
+    }
+    return PagedDecodeProblem(**(fields | changes))  # type: ignore[arg-type]
