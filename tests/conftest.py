@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from tuner.errors import NoDeviceError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.commands import Run
     from tests.forked_tuning import Tuning
     from tests.isolated_runs import Books
     from tuner.runner.vulkan import VulkanRunner
@@ -149,6 +151,28 @@ def vulkan_selector(pytestconfig: pytest.Config) -> str | None:
     except NoDeviceError as error:
         _missing(pytestconfig, str(error))
     return selector
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of commands, with a cache of their own."""
+    cache = tmp_path_factory.mktemp("cache")
+    return {**os.environ, "XDG_CACHE_HOME": str(cache), "COLUMNS": "100"}
+
+
+@pytest.fixture(scope="session")
+def run_tuner(environment: dict[str, str]) -> Run:
+    """As `tests.commands.run`, for commands that need no device or are told which."""
+    from tests.commands import run
+
+    return functools.partial(run, environment)
+
+
+@pytest.fixture(scope="session")
+def run_on_device(run_tuner: Run, vulkan_selector: str | None) -> Run:
+    """As `run_tuner`, on the device under test; the test is skipped where there is none."""
+    device = () if vulkan_selector is None else ("--device", vulkan_selector)
+    return lambda *arguments, **options: run_tuner(*arguments, *device, **options)
 
 
 @pytest.fixture(scope="session")
