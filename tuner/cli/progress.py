@@ -184,7 +184,8 @@ def _plain(line: Callable[[], str]) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _live(text: Callable[[], str], share: Callable[[], float]) -> Iterator[Callable[[], None]]:
-    """The text and a bar, redrawn four times a second, also while nothing changes."""
+    """The text and a bar, redrawn four times a second and at the end, whatever changes: what is
+    yielded does nothing, as the device waits for whoever reports a trial."""
     from rich.console import Console, Group
     from rich.live import Live
     from rich.progress_bar import ProgressBar
@@ -194,5 +195,5 @@ def _live(text: Callable[[], str], share: Callable[[], float]) -> Iterator[Calla
         return Group(Text(text()), ProgressBar(total=1.0, completed=share(), width=50))
 
     console = Console(stderr=True)
-    with Live(get_renderable=draw, console=console, refresh_per_second=4) as live:
-        yield live.refresh
+    with Live(get_renderable=draw, console=console, refresh_per_second=4):
+        yield lambda: None

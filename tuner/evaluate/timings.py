@@ -7,7 +7,7 @@ from typing import Any
 
 from tuner.records import ClockState, Energy, IntervalTimes, Observation
 from tuner.runner.protocol import Measurement
-from tuner.timing import summarise
+from tuner.timing import median_interval, require_samples
 
 Range = tuple[float, float]
 
@@ -24,14 +24,15 @@ def timing_fields(
     """
     samples = tuple(sample for measured in measurements for sample in measured.samples_ns)
     rounds = tuple(len(measured.samples_ns) for measured in measurements) if in_rounds else ()
-    summary = summarise(samples, rounds)
+    require_samples(samples)
+    interval = median_interval(samples, rounds)
     last = measurements[-1]
     return {
         "samples_ns": samples,
         "rounds": rounds,
-        "median_ns": summary.median_ns,
-        "low_ns": summary.low_ns,
-        "high_ns": summary.high_ns,
+        "median_ns": interval.median_ns,
+        "low_ns": interval.low_ns,
+        "high_ns": interval.high_ns,
         "copies": last.copies,
         "clock": last.clock,
         "ended_by": last.ended_by,

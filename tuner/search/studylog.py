@@ -8,24 +8,22 @@ error as user attributes where the variant failed, and FAIL where the process wa
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import msgspec
 import optuna
 from optuna.storages import BaseStorage, JournalStorage
-from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from tuner.errors import ResultsError
 from tuner.kernels.base import Values
 from tuner.records import Record
 from tuner.search.encoding import Encoding
+from tuner.search.journal import JournalFile, RunLock, cut_torn_line
 from tuner.search.objective import Costs, Objective, costs
 from tuner.search.settings import RETRIED
 
@@ -73,6 +71,7 @@ class Storage:
     """An open journal and the file it is in. `close` lets other runs write to it."""
 
     path: Path
+    file: JournalFile
     journal: JournalStorage
     lock: RunLock
 
@@ -119,6 +118,7 @@ class StudyLog:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         # Study.tell and Trial.set_user_attr re-read the study each time, the storage does not.
         self._storage: BaseStorage = storage.journal
+        self._sync = storage.file.sync
         try:
             self._read(name, retry_failed, find)
         except _DAMAGE as error:
@@ -156,7 +156,11 @@ class StudyLog:
         self.retry = (*unfinished, *again.values())
 
     def start(self, values: Values) -> int:
-        """Note a variant as under way; returns the trial's id."""
+        """Note a variant as under way; returns the trial's id.
+
+        On return it is on the disk, with all that was noted before: should the variant take the
+        machine down, this is how the next run knows.
+        """
         trial = optuna.create_trial(
             state=TrialState.RUNNING,
             params=self._encoding.params(values),
@@ -164,7 +168,9 @@ class StudyLog:
             user_attrs={"values": dict(values), **self._marks},
         )
         with self._writing():
-            return self._storage.create_new_trial(self._study_id, template_trial=trial)
+            trial_id = self._storage.create_new_trial(self._study_id, template_trial=trial)
+            self._sync()
+        return trial_id
 
     def finish(self, trial_id: int, record: Record, *, known: bool) -> None:
         """Note the result. `known`: it came from earlier records, nothing was run."""
@@ -198,9 +204,11 @@ class StudyLog:
         return self.covered is not None and self.covered.covers(budget)
 
     def cover(self, covered: Covered) -> None:
-        """Note that the study was searched to the end of a budget."""
+        """Note on the disk that the study was searched to the end of a budget."""
         self.covered = covered
         self._note(_COVERED, {"trials": covered.trials, "seconds": covered.seconds})
+        with self._writing():
+            self._sync()
 
     def _note(self, name: str, value: object) -> None:
         with self._writing():
@@ -248,60 +256,15 @@ def open_storage(path: Path) -> Storage:
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = RunLock(path)
             undo.callback(lock.close)
-            _cut_torn_line(path)
-            journal = JournalStorage(JournalFileBackend(str(path), cast("Any", lock)))
+            cut_torn_line(path)
+            file = JournalFile(path, lock)
+            journal = JournalStorage(file)
         except OSError as error:
             raise ResultsError(path, f"cannot keep the study here: {error.strerror}") from error
         except _DAMAGE as error:
             raise _damaged(path, error) from error
         undo.pop_all()
-        return Storage(path, journal, lock)
-
-
-class RunLock:
-    """The right to write a journal, held by one run until `close`.
-
-    It is the system's own lock, which no dead process can hold: Optuna's are files that a killed
-    process leaves behind, to be waited for 30 seconds. A journal takes its lock for each write, and
-    finds it taken for good.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Raises ResultsError if another run holds it, OSError if it cannot be taken."""
-        file = path.with_name(path.name + ".flock")
-        self._handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self.close()
-            if isinstance(error, BlockingIOError):
-                raise ResultsError(
-                    path, "another run keeps its studies here: wait for it or use another --storage"
-                ) from None
-            raise
-
-    def acquire(self) -> bool:
-        """Nothing to do."""
-        return True
-
-    def release(self) -> None:
-        """Nothing to do."""
-
-    def close(self) -> None:
-        """Let other runs have it; idempotent."""
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
-
-
-def _cut_torn_line(path: Path) -> None:
-    if not path.exists():
-        return
-    with path.open("r+b") as file:
-        data = file.read()
-        whole = data.rfind(b"\n") + 1
-        if whole != len(data):
-            file.truncate(whole)
+        return Storage(path, file, journal, lock)
 
 
 def _damaged(path: Path, error: Exception) -> ResultsError:

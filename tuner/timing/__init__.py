@@ -13,6 +13,7 @@ from tuner.timing.summary import (
     Summary,
     median_interval,
     overlap,
+    require_samples,
     summarise,
 )
 
@@ -31,5 +32,6 @@ __all__ = [
     "differ",
     "median_interval",
     "overlap",
+    "require_samples",
     "summarise",
 ]

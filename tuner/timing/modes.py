@@ -106,12 +106,13 @@ def _spread_ties(ordered: Floats) -> Floats:
 def _hull(x: Floats, *, lower: bool) -> npt.NDArray[np.int64]:
     """Indices of the corners of the lower or upper convex hull of (x[i], i), x ascending."""
     sign = 1.0 if lower else -1.0
+    places: list[float] = x.tolist()
     corners: list[int] = []
-    for c in range(len(x)):
+    for c, place in enumerate(places):
         while len(corners) > 1:
             a, b = corners[-2:]
             # Above 0 where the way from a over b to c turns left.
-            if sign * ((x[b] - x[a]) * (c - a) - (b - a) * (x[c] - x[a])) > 0:
+            if sign * ((places[b] - places[a]) * (c - a) - (b - a) * (place - places[a])) > 0:
                 break
             corners.pop()
         corners.append(c)

@@ -104,14 +104,7 @@ def summarise(samples_ns: Sequence[float], rounds: Sequence[int] = ()) -> Summar
     Raises:
         MeasurementError: no samples, or one that is not a finite number above zero.
     """
-    if not samples_ns:
-        raise MeasurementError("no samples: nothing was measured")
-    for place, sample in enumerate(samples_ns, 1):
-        if not (math.isfinite(sample) and sample > 0):
-            raise MeasurementError(
-                f"sample {place} of {len(samples_ns)} is {sample} ns, must be above 0: "
-                "the timestamps of this driver cannot be used as they are"
-            )
+    require_samples(samples_ns)
     interval = median_interval(samples_ns, rounds)
     median = interval.median_ns
     drift, stable = _drift(samples_ns)
@@ -128,6 +121,22 @@ def summarise(samples_ns: Sequence[float], rounds: Sequence[int] = ()) -> Summar
         autocorrelated=is_autocorrelated(samples_ns),
         modes_ns=modes(samples_ns),
     )
+
+
+def require_samples(samples_ns: Sequence[float]) -> None:
+    """See that there are samples, and times that can be.
+
+    Raises:
+        MeasurementError: no samples, or one that is not a finite number above zero.
+    """
+    if not samples_ns:
+        raise MeasurementError("no samples: nothing was measured")
+    for place, sample in enumerate(samples_ns, 1):
+        if not (math.isfinite(sample) and sample > 0):
+            raise MeasurementError(
+                f"sample {place} of {len(samples_ns)} is {sample} ns, must be above 0: "
+                "the timestamps of this driver cannot be used as they are"
+            )
 
 
 def median_interval(samples_ns: Sequence[float], rounds: Sequence[int] = ()) -> Interval:
