@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tuner.kernels.base import Candidate, Constraint, Values
+from tuner.kernels.base import Candidate, Constraint, Parameter, Values
 from tuner.kernels.float_operands import CacheFormat
 from tuner.kernels.subgroups import head_slices_reason
 
@@ -78,6 +78,34 @@ def starts(cache: CacheFormat) -> tuple[Values, ...]:
 def by_lanes(values: Values) -> bool:
     """Whether the strategy is one of this module's."""
     return values["strategy"] in STRATEGIES
+
+
+PARAMETERS = (
+    Parameter(
+        name="head_slices",
+        values=(1, 2, 4, 8),
+        help="parts into which the query group is dealt out over the subgroups of a workgroup",
+        used=by_lanes,
+    ),
+    Parameter(
+        name="token_lanes",
+        values=(4, 8, 16, 32, 64),
+        help="lanes side by side over the tokens of a tile's keys; the others share them",
+        used=by_lanes,
+    ),
+    Parameter(
+        name="tokens_unrolled",
+        values=(1, 2, 4),
+        help="tokens of a tile that each lane takes",
+        used=by_lanes,
+    ),
+    Parameter(
+        name="value_lanes",
+        values=(1, 2, 4, 8),
+        help="lanes that share the tokens of one dimension of a tile's values",
+        used=by_lanes,
+    ),
+)
 
 
 def tile(c: Candidate) -> int:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from tuner.device_info import MatrixLayout
 from tuner.kernels.base import Candidate, Constraint, Parameter, Values
-from tuner.kernels.fragments import operand_axes
+from tuner.kernels.fragments import Axis, operand_axes
 from tuner.kernels.matrix_units import (
     EXCHANGE,
     by_matrix,
@@ -155,15 +155,8 @@ def feed_plan(
         return f"head size {head_size} does not cut into steps of {shape.k} terms"
     if exchange == "convert" and shape.m != shape.k:
         return f"accumulators of {shape.m} rows do not convert to operands of {shape.k} terms"
-    place_of = {term: terms.table[term] for term in range(shape.k)}
-    order = tuple(
-        value_width * place_of[term][0] + step * own + place_of[term][1]
-        for step in range(span // shape.k)
-        for term in range(shape.k)
-    )
     in_order = tuple(range(span))
-    if not by_lanes:
-        order = in_order
+    order = _token_order(terms, span // shape.k, value_width) if by_lanes else in_order
     tokens = order if exchange == "convert" else in_order
     return FeedPlan(
         span=span,
@@ -174,7 +167,7 @@ def feed_plan(
             for offset in rows.offsets
         ),
         lane_class=terms.lane_class,
-        query_dims=_query_dims(head_size // shape.k, shape.k, place_of, classes, own)
+        query_dims=_query_dims(terms, head_size // shape.k)
         if by_lanes
         else tuple(range(head_size)),
         tokens=tokens,
@@ -182,16 +175,22 @@ def feed_plan(
     )
 
 
-def _query_dims(
-    steps: int, count: int, place_of: dict[int, tuple[int, int]], classes: int, own: int
-) -> tuple[int, ...]:
+def _token_order(terms: Axis, steps: int, value_width: int) -> tuple[int, ...]:
+    """Token of each term of each step: class c of lanes has the c-th `value_width` of them."""
+    return tuple(
+        value_width * number + step * len(terms.offsets) + position
+        for step in range(steps)
+        for _, (number, position) in sorted(terms.table.items())
+    )
+
+
+def _query_dims(terms: Axis, steps: int) -> tuple[int, ...]:
     """Dimension of each term of each step: class c of lanes has packets c, c + classes, …"""
     dims = []
     for step in range(steps):
-        for term in range(count):
-            number, position = place_of[term]
-            slot, element = divmod(step * own + position, PACKET)
-            dims.append(PACKET * (number + classes * slot) + element)
+        for _, (number, position) in sorted(terms.table.items()):
+            slot, element = divmod(step * len(terms.offsets) + position, PACKET)
+            dims.append(PACKET * (number + len(terms.bases) * slot) + element)
     return tuple(dims)
 
 

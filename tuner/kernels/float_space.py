@@ -29,30 +29,7 @@ def parameters(strategies: tuple[Value, ...]) -> tuple[Parameter, ...]:
         ),
         subgroups.SIZE,
         subgroups.per_workgroup(1, 2, 4, 8, 12, 16),
-        Parameter(
-            name="head_slices",
-            values=(1, 2, 4, 8),
-            help="parts into which the query group is dealt out over the subgroups of a workgroup",
-            used=lanes.by_lanes,
-        ),
-        Parameter(
-            name="token_lanes",
-            values=(4, 8, 16, 32, 64),
-            help="lanes side by side over the tokens of a tile's keys; the others share them",
-            used=lanes.by_lanes,
-        ),
-        Parameter(
-            name="tokens_unrolled",
-            values=(1, 2, 4),
-            help="tokens of a tile that each lane takes",
-            used=lanes.by_lanes,
-        ),
-        Parameter(
-            name="value_lanes",
-            values=(1, 2, 4, 8),
-            help="lanes that share the tokens of one dimension of a tile's values",
-            used=lanes.by_lanes,
-        ),
+        *lanes.PARAMETERS,
         *(matrix.PARAMETERS if "matrix" in strategies else ()),
         Parameter(
             name="prefetch",

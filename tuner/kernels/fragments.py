@@ -96,38 +96,26 @@ def fragment_plan(
         return keys if isinstance(keys, str) else str(values)
     (key_rows, key_terms, key_elements) = keys
     (value_rows, value_terms, value_elements) = values
-    shape, words = scores.shape, head_size // WORD_CODES
-    classes, row_classes = len(key_terms.bases), len(value_rows.bases)
-    if head_size % shape.k or words % classes:
-        return f"head size {head_size} does not cut into words of {shape.k}-term steps"
-    if outputs.shape.k != shape.m:
-        return f"tiles of {shape.m} tokens do not match steps of {outputs.shape.k} terms"
-    slot_rows = len(value_rows.offsets)
-    slots = -(-words // row_classes)
-    slots += -slots % max(1, slot_rows // WORD_CODES)
-    if WORD_CODES % slot_rows and slot_rows % WORD_CODES:
-        return f"{slot_rows} rows a lane do not share the four codes of a word"
-    if slots * WORD_CODES % slot_rows:
-        return f"head size {head_size} leaves a tile of {outputs.shape.m} rows half empty"
-    if words // classes % vectors[0] or slots % vectors[1]:
-        return f"head size {head_size} does not cut into loads of {vectors} words of each lane"
-    best = min(
-        itertools.product(
-            _token_orders(shape.m, value_terms, staged),
-            _word_orders(words, classes, vectors[0], staged),
-            _word_orders(slots * row_classes, row_classes, vectors[1], staged),
-        ),
-        key=lambda choice: (
-            (
-                _wavefronts(choice[0], key_rows, key_terms, choice[1][0], row_words)
-                + _wavefronts(choice[0], value_terms, value_rows, choice[2][0], row_words)
-            )
-            if staged
-            else 0
-        ),
+    reason = _misfit(scores, outputs, key_terms, value_rows, head_size=head_size, vectors=vectors)
+    if reason is not None:
+        return reason
+    words, row_classes = head_size // WORD_CODES, len(value_rows.bases)
+    slots = _slots(value_rows, words)
+    orders = itertools.product(
+        _token_orders(scores.shape.m, value_terms, staged),
+        _word_orders(words, len(key_terms.bases), vectors[0], staged),
+        _word_orders(slots * row_classes, row_classes, vectors[1], staged),
     )
+
+    def conflicts(order: tuple[tuple[int, ...], _Words, _Words]) -> int:
+        tokens, (key_word, _), (value_word, _) = order
+        of_keys = _wavefronts(tokens, key_rows, key_terms, key_word, row_words)
+        return of_keys + _wavefronts(tokens, value_terms, value_rows, value_word, row_words)
+
+    best = min(orders, key=conflicts) if staged else next(orders)
     tokens, (key_word, key_slots), (value_word, value_slots) = best
-    steps, output_tiles = head_size // shape.k, slots * WORD_CODES // slot_rows
+    steps = head_size // scores.shape.k
+    output_tiles = slots * WORD_CODES // len(value_rows.offsets)
     return FragmentPlan(
         steps=steps,
         output_tiles=output_tiles,
@@ -145,6 +133,38 @@ def fragment_plan(
     )
 
 
+def _misfit(
+    scores: MatrixLayout,
+    outputs: MatrixLayout,
+    key_terms: Axis,
+    value_rows: Axis,
+    *,
+    head_size: int,
+    vectors: tuple[int, int],
+) -> str | None:
+    """Why words of rows of that head size do not fill the fragments of a pair of layouts."""
+    shape, rows, classes = scores.shape, len(value_rows.offsets), len(key_terms.bases)
+    words = head_size // WORD_CODES
+    slots = _slots(value_rows, words)
+    if head_size % shape.k or words % classes:
+        return f"head size {head_size} does not cut into words of {shape.k}-term steps"
+    if outputs.shape.k != shape.m:
+        return f"tiles of {shape.m} tokens do not match steps of {outputs.shape.k} terms"
+    if WORD_CODES % rows and rows % WORD_CODES:
+        return f"{rows} rows a lane do not share the four codes of a word"
+    if slots * WORD_CODES % rows:
+        return f"head size {head_size} leaves a tile of {outputs.shape.m} rows half empty"
+    if words // classes % vectors[0] or slots % vectors[1]:
+        return f"head size {head_size} does not cut into loads of {vectors} words of each lane"
+    return None
+
+
+def _slots(value_rows: Axis, words: int) -> int:
+    """Words of a row of values that each lane takes, as many as fill whole matrices."""
+    slots = -(-words // len(value_rows.bases))
+    return slots + -slots % max(1, len(value_rows.offsets) // WORD_CODES)
+
+
 def _dims(
     axis: Axis, count: int, word: Sequence[int], slots: Sequence[int], codes: Sequence[int]
 ) -> tuple[int, ...]:
@@ -158,6 +178,8 @@ def _dims(
 
 
 _Operand = tuple[Axis, Axis, tuple[tuple[int, ...], ...]]
+_Words = tuple[tuple[int, ...], tuple[int, ...]]
+"""Words of a row: the part of a class of lanes and the part of a slot, which add up."""
 
 
 def operand_axes(fragment: Fragment) -> _Operand | str:
@@ -201,9 +223,7 @@ def _token_orders(count: int, terms: Axis, staged: bool) -> Iterable[tuple[int, 
         yield tuple(table[i][0] * run + table[i][1] for i in range(count))
 
 
-def _word_orders(
-    words: int, classes: int, vector: int, staged: bool
-) -> Iterable[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _word_orders(words: int, classes: int, vector: int, staged: bool) -> Iterable[_Words]:
     """Ways to write word numbers as (part of the class of lanes) + (part of the slot)."""
     slots = words // classes
     yield (

@@ -8,6 +8,7 @@ else must be equal, what is not appended bit for bit.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from tuner.oracle.rounding import codes_near_boundaries, half_scales_near_bounda
 from tuner.quant import GROUP_CODES, quantise_groups
 
 if TYPE_CHECKING:
-    from tuner.kernels.base import ArithmeticClass, Operands, Reference
+    from tuner.kernels.base import Operands, Reference
 
 Array = npt.NDArray[Any]
 
@@ -37,56 +38,76 @@ def sampled_kv_append_reference(operands: Operands, count: int) -> Reference:
     return _reference(operands, np.unique(np.concatenate([rows[:half], rows[-half:]])), rest=False)
 
 
+@dataclass(frozen=True, slots=True)
+class _Appended:
+    """Where the rows of a launch lie in the cache of a side."""
+
+    first: int
+    count: int
+    row: int
+    scale_offset: int
+
+    @classmethod
+    def by(cls, operands: Operands) -> _Appended:
+        scalars = operands.scalars
+        first, count, offset = (int(scalars[n]) for n in ("first_row", "rows", "scale_offset"))
+        return cls(first, count, operands.inputs["key"].shape[1], offset)
+
+    def codes(self, cache: Array) -> Array:
+        """A view of their codes [rows, row], int8."""
+        start = self.first * self.row
+        plane = cache.view(np.int8)[start : start + self.count * self.row]
+        return plane.reshape(self.count, self.row)
+
+    def scales(self, cache: Array) -> Array:
+        """A view of their scales [rows, row / 32], as words of 16 bits."""
+        groups = self.row // GROUP_CODES
+        start = self.scale_offset // 2 + self.first * groups
+        plane = cache.view(np.uint16)[start : start + self.count * groups]
+        return plane.reshape(self.count, groups)
+
+    def rest(self, cache: Array) -> Array:
+        """A copy of the words [words] in which all of theirs is zero."""
+        others = cache.copy()
+        self.codes(others)[...] = 0
+        self.scales(others)[...] = 0
+        return others
+
+
 def _reference(operands: Operands, rows: Array, *, rest: bool) -> Reference:
     # tuner.kernels imports this module for its families, so its types are known only later.
     from tuner.kernels.base import Reference
 
-    row = operands.inputs["key"].shape[1]
-    first = int(operands.scalars["first_row"])
-    every = int(operands.scalars["rows"])
-    scale_offset = int(operands.scalars["scale_offset"])
-    groups = row // GROUP_CODES
-
-    def codes(buffer: Array) -> Array:
-        return buffer.view(np.int8)[first * row : (first + every) * row].reshape(every, row)
-
-    def scales(buffer: Array) -> Array:
-        start = scale_offset // 2 + first * groups
-        plane = buffer.view(np.uint16)[start : start + every * groups]
-        return plane.reshape(every, groups)
+    appended = _Appended.by(operands)
 
     def seen(outputs: Mapping[str, Array]) -> dict[str, Array]:
         found: dict[str, Array] = {}
         for side in SIDES:
-            buffer = outputs[f"{side}_cache"].reshape(-1)
-            found[f"{side}_codes"] = codes(buffer)[rows].reshape(-1, 1)
-            found[f"{side}_scales"] = scales(buffer)[rows].reshape(-1, 1)
+            cache = outputs[f"{side}_cache"].reshape(-1)
+            found[f"{side}_codes"] = appended.codes(cache)[rows].reshape(-1, 1)
+            found[f"{side}_scales"] = appended.scales(cache)[rows].reshape(-1, 1)
             if rest:
-                others = buffer.copy()
-                codes(others)[...] = 0
-                scales(others)[...] = 0
-                found[f"{side}_rest"] = others.reshape(-1, 1)
+                found[f"{side}_rest"] = appended.rest(cache).reshape(-1, 1)
         return found
 
     wanted = seen({name: operands.inputs[name] for name in operands.outputs})
-    bounds: dict[str, Array] = {name: np.zeros(array.shape) for name, array in wanted.items()}
+    bounds = {name: np.zeros(array.shape) for name, array in wanted.items()}
     for side in SIDES:
         vectors = operands.inputs[side][rows]
-        made_codes, made_scales = quantise_groups(vectors)
-        wanted[f"{side}_codes"] = made_codes.reshape(-1, 1)
-        wanted[f"{side}_scales"] = made_scales.view(np.uint16).reshape(-1, 1)
+        codes, scales = quantise_groups(vectors)
+        wanted[f"{side}_codes"] = codes.reshape(-1, 1)
+        wanted[f"{side}_scales"] = scales.view(np.uint16).reshape(-1, 1)
         grouped = vectors.reshape(-1, GROUP_CODES)
-        near_codes = codes_near_boundaries(grouped)
-        bounds[f"{side}_codes"] = near_codes.reshape(-1, 1).astype(np.float64)
-        near_scales = half_scales_near_boundaries(grouped)
-        bounds[f"{side}_scales"] = near_scales.reshape(-1, 1).astype(np.float64)
-
-    def bounds_of(_arithmetic: ArithmeticClass) -> dict[str, Array]:
-        return bounds
-
+        bounds[f"{side}_codes"] = _one_off(codes_near_boundaries(grouped))
+        bounds[f"{side}_scales"] = _one_off(half_scales_near_boundaries(grouped))
     return Reference(
         outputs={name: array.astype(np.float64) for name, array in wanted.items()},
-        bounds=bounds_of,
+        bounds=lambda _arithmetic: bounds,
         seen=seen,
         zero_may_differ=frozenset(bounds),
     )
+
+
+def _one_off(near: Array) -> Array:
+    """The bound where a device may be one off."""
+    return near.reshape(-1, 1).astype(np.float64)

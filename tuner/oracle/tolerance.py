@@ -164,15 +164,8 @@ def _heads(groups: HeadGroups) -> _Heads:
     keys *= (groups.softmax_scale * groups.key_scales)[..., None].astype(np.float32)
     values = groups.value_codes.astype(np.float32)
     values *= groups.value_scales[..., None].astype(np.float32)
-    z = dots = query @ keys.swapaxes(-1, -2)
-    gain = np.ones_like(z)
-    if groups.softcap:
-        share = np.tanh(z / np.float32(groups.softcap))
-        z, gain = np.float32(groups.softcap) * share, 1 - share**2
-    bias = np.zeros((1, 1, 1), np.float32)
-    if groups.biases is not None:
-        bias = groups.biases.astype(np.float32)
-        z = z + bias
+    dots = query @ keys.swapaxes(-1, -2)
+    z, gain, bias = _logits(groups, dots)
     sink = np.full(z.shape[:2], LOWEST) if groups.sinks is None else groups.sinks
     sink = sink.astype(np.float32)
     peak = np.maximum(z.max(axis=-1), sink)
@@ -205,6 +198,18 @@ def _heads(groups: HeadGroups) -> _Heads:
         sink_share=sink_share / total,
         sink=sink,
     )
+
+
+def _logits(groups: HeadGroups, dots: Array) -> tuple[Array, Array, Array]:
+    """Logits, what the cap lets through of an error (both [N, G, L]), and the bias in them."""
+    z, gain, bias = dots, np.ones_like(dots), np.zeros((1, 1, 1), np.float32)
+    if groups.softcap:
+        share = np.tanh(z / np.float32(groups.softcap))
+        z, gain = np.float32(groups.softcap) * share, 1 - share**2
+    if groups.biases is not None:
+        bias = groups.biases.astype(np.float32)
+        z = z + bias
+    return z, gain, bias
 
 
 def sum_variance(terms: float | Array, scatter: Array, total: Array) -> Array:

@@ -26,8 +26,6 @@ def row(record: Record) -> dict[str, Cell]:
     The problem's fields carry the prefix ``problem_``, the parameters ``param_``. Times are in
     microseconds or, where the name says so, in seconds; `utilisation` is a fraction of 1.
     """
-    summary = summarise(record.samples_ns, record.rounds) if record.samples_ns else None
-    check = record.check
     problem = msgspec.to_builtins(record.problem)
     return {
         "family": record.family,
@@ -35,6 +33,22 @@ def row(record: Record) -> dict[str, Cell]:
         **{PROBLEM_PREFIX + name: value for name, value in problem.items() if name != "kind"},
         **{PARAMETER_PREFIX + name: value for name, value in record.values.items()},
         "state": record.state,
+        **_times(record),
+        **_verdict(record),
+        **_measurement(record),
+        **{name: getattr(record, name) for name in _ORIGIN},
+        "problem_key": record.problem.key,
+        "variant": record.variant,
+    }
+
+
+_ORIGIN = ("sampler", "note", "device", "device_uuid", "driver", "compiler", "session", "time")
+
+
+def _times(record: Record) -> dict[str, Cell]:
+    """How long it takes, how sure that is, and what it makes of the bandwidth."""
+    summary = summarise(record.samples_ns, record.rounds) if record.samples_ns else None
+    return {
         "median_us": _micro(record.median_ns),
         "low_us": _micro(record.low_ns),
         "high_us": _micro(record.high_ns),
@@ -47,6 +61,13 @@ def row(record: Record) -> dict[str, Cell]:
         "utilisation": record.utilisation,
         "read_gb_s": record.read_gb_s,
         "bytes_moved": record.bytes_moved,
+    }
+
+
+def _verdict(record: Record) -> dict[str, Cell]:
+    """Whether it is right, and how long it took to find out."""
+    check = record.check
+    return {
         "check_error": check.error if check else None,
         "check_bound": check.bound if check else None,
         "error": record.error,
@@ -54,27 +75,22 @@ def row(record: Record) -> dict[str, Cell]:
         "pipeline_s": record.pipeline_seconds,
         "validate_s": record.validate_seconds,
         "measure_s": record.measure_seconds,
+    }
+
+
+def _measurement(record: Record) -> dict[str, Cell]:
+    """How the samples were taken, and what was observed meanwhile."""
+    clocks, observed = record.clock_state, record.observed
+    return {
         "clock": record.clock,
         "copies": record.copies,
         "ended_by": record.ended_by,
         "measure": record.measure,
         "launches": record.launches,
-        "reference_us": _micro(_last(record.clock_state.reference_ns))
-        if record.clock_state
-        else None,
-        "power_w": record.observed.power_w if record.observed else None,
-        "throttled": ", ".join(record.observed.throttled) if record.observed else None,
+        "reference_us": _micro(_last(clocks.reference_ns)) if clocks else None,
+        "power_w": observed.power_w if observed else None,
+        "throttled": ", ".join(observed.throttled) if observed else None,
         "energy_j_per_token": record.energy_j_per_token,
-        "sampler": record.sampler,
-        "note": record.note,
-        "device": record.device,
-        "device_uuid": record.device_uuid,
-        "driver": record.driver,
-        "compiler": record.compiler,
-        "session": record.session,
-        "time": record.time,
-        "problem_key": record.problem.key,
-        "variant": record.variant,
     }
 
 
