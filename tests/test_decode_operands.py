@@ -54,6 +54,8 @@ def test_shapes_and_scalars_are_as_documented(inputs: str) -> None:
         "value_cache": ((blocks, 2, 16, 17), "uint32"),
         "block_table": ((5, 5), "uint32"),
         "context_lens": ((5,), "uint32"),
+        "sinks": ((8,), "float32"),
+        "slopes": ((8,), "float32"),
     }
     assert stride >= 8 * 64
     assert operands.outputs == {"out": ((5, 8, 64), np.dtype(np.float32))}
@@ -65,6 +67,10 @@ def test_shapes_and_scalars_are_as_documented(inputs: str) -> None:
         "num_kv_heads": 2,
         "num_heads": 8,
         "num_sequences": 5,
+        "window": 0,
+        "softcap": 0.0,
+        "alibi": 0,
+        "sinks": 0,
     }
 
 

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from tests.decode_emulations import chained_sum
 from tests.golden_floats import golden_operands
 from tests.golden_vectors import load, names
-from tests.made_devices import gpu
 from tuner import kernels, shapes, workloads
 from tuner.errors import UsageError
 from tuner.kernels.base import Operands
+from tuner.kernels.decode_operands import validation_cases
 from tuner.kernels.decode_values import NO_BLOCK, VALIDATION_INPUTS
-from tuner.kernels.float_operands import F16, F32, float_validation_cases, make_operands, pack_keys
-from tuner.kernels.space import reasons
+from tuner.kernels.float_operands import F16, F32, make_operands, pack_keys
 from tuner.oracle import judge
 from tuner.oracle.attention import HeadGroups, attend
 from tuner.oracle.float_decode import (
@@ -125,15 +124,6 @@ def test_workload_files_and_shapes_name_switches() -> None:
     assert parsed.window == 1024
 
 
-def test_the_int8_family_refuses_what_it_does_not_have() -> None:
-    q8 = kernels.family("paged_decode_q8")
-    told = "; ".join(reasons(q8, q8.baseline, problem(**SWITCHES), gpu()))
-    for name in SWITCHES:
-        assert name in told
-    assert "use paged_decode_f32 or paged_decode_f16" in told
-    assert not reasons(q8, q8.baseline, problem(), gpu())
-
-
 # Operands
 
 
@@ -187,7 +177,7 @@ def test_switches_that_are_off_leave_poison_where_their_numbers_would_be() -> No
 
 
 def test_validation_reaches_beyond_any_window() -> None:
-    cases = float_validation_cases(problem(window=4096, softcap=30.0))
+    cases = validation_cases(problem(window=4096, softcap=30.0))
     assert {case.problem.softcap for case in cases} == {30.0}
     cut = [case.problem.context_lens().max() > case.problem.window > 0 for case in cases]
     assert sum(cut) >= 3
@@ -311,7 +301,7 @@ def test_correct_kernels_stay_below_their_bound_and_those_without_the_switch_do_
     chosen: dict[str, Any],
 ) -> None:
     shares, caught = [], 0
-    for case in float_validation_cases(problem(head_size=64, **chosen)):
+    for case in validation_cases(problem(head_size=64, **chosen)):
         operands = make_operands(case.problem, case.inputs, case.seed, F32)  # type: ignore[arg-type]
         reference = float_decode_reference(operands)
         heads = np.arange(2)

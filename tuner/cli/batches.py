@@ -136,17 +136,21 @@ def chosen_batches(
     """What to verify of a family, and the problems for which nothing may be picked.
 
     Raises:
-        OutOfMemoryError: the problem, or the first of the geometries, is too large for the device.
+        OutOfMemoryError: the problem, or the first of the geometries whose baseline is legal, is
+            too large for the device.
         IllegalVariantError: nothing may be picked for it.
     """
     from tuner import workloads
     from tuner.cli.session import misfit
+    from tuner.kernels import space
 
-    problem, *others = (
-        (choice.one(family, on_cpu=info.is_cpu),)
-        if choice.said
-        else workloads.geometries(family.kind)
-    )
+    if choice.said:
+        problem, others = choice.one(family, on_cpu=info.is_cpu), []
+    else:
+        others = list(workloads.geometries(family.kind))
+        solved = (p for p in others if not space.reasons(family, family.baseline, p, info))
+        problem = next(solved, others[0])
+        others.remove(problem)
     if error := misfit(family, problem, info):
         raise error
     made = [_batch(family, problem, info, pick)]

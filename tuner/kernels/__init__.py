@@ -17,7 +17,11 @@ from tuner.kernels.norm_rope import QK_NORM_ROPE
 from tuner.kernels.paged_attention import PAGED_ATTENTION
 from tuner.kernels.paged_attention_backward import PAGED_ATTENTION_BACKWARD
 from tuner.kernels.paged_decode_floats import PAGED_DECODE_F16, PAGED_DECODE_F32
-from tuner.kernels.paged_decode_q8 import PAGED_DECODE_Q8, PAGED_DECODE_Q8_PLANAR
+from tuner.kernels.paged_decode_q8 import (
+    PAGED_DECODE_Q8,
+    PAGED_DECODE_Q8_PLANAR,
+    PAGED_DECODE_Q8_SWITCHED,
+)
 from tuner.kernels.qsa_chain import QSA_CHAIN
 from tuner.kernels.selected_decode import PAGED_SELECTED_Q8
 
@@ -26,6 +30,7 @@ _FAMILIES: dict[str, Family] = {
     for f in (
         PAGED_DECODE_Q8,
         PAGED_DECODE_Q8_PLANAR,
+        PAGED_DECODE_Q8_SWITCHED,
         PAGED_DECODE_F32,
         PAGED_DECODE_F16,
         PAGED_SELECTED_Q8,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tuner.kernels import decode_switches as switches
 from tuner.kernels import lane_decode as lanes
 from tuner.kernels import matrix_decode as matrix
 from tuner.kernels.base import Candidate, DispatchRule, Pass, PushField, ValidationCase, Values
@@ -21,6 +22,15 @@ from tuner.problems import PagedDecodeProblem
 
 BASELINE_THREADS = 128
 PUSH_FIELDS = (*SHARED_FIELDS, PushField(name="num_sequences", type="uint"))
+SWITCHED_PUSH_FIELDS = (*PUSH_FIELDS, *switches.PUSH_FIELDS)
+
+
+def align_of(c: Candidate) -> int:
+    """Tokens at a multiple of which a walk over a window begins: what is before the window there is
+    of a block that the window reaches into."""
+    if by_matrix(c.values):
+        return matrix.tile_rows(c)
+    return lanes.alignment(c) if lanes.by_lanes(c.values) else 1
 
 
 def split_of(c: Candidate) -> SplitPlan:
@@ -28,9 +38,12 @@ def split_of(c: Candidate) -> SplitPlan:
     problem: PagedDecodeProblem = c.problem
     if not lanes.by_lanes(c.values):
         return SplitPlan(1, max(1, problem.context))
+    walked = problem.context
+    if problem.window:
+        walked = min(walked, problem.window + align_of(c) - 1)
     return split_plan(
         c["split"],
-        context=problem.context,
+        context=walked,
         workgroups=problem.sequences * problem.kv_heads,
         compute_units=c.device.compute_units,
         granule=lanes.granule(c),
@@ -42,7 +55,7 @@ def workgroups_sharing(c: Candidate) -> int:
     problem: PagedDecodeProblem = c.problem
     return workgroups_dealt(
         c["split"],
-        tokens=int(problem.context_lens().sum(dtype="int64")) * problem.kv_heads,
+        tokens=int(problem.visible_tokens().sum()) * problem.kv_heads,
         pairs=problem.sequences * problem.kv_heads,
         compute_units=c.device.compute_units,
     )
@@ -65,7 +78,8 @@ def passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...]
     """The launches of a candidate; see `Family.passes`."""
     problem: PagedDecodeProblem = c.problem
     plan, groups = split_of(c), workgroup_counts(c)
-    push = {field.name: scalars[field.name] for field in PUSH_FIELDS if field.name in scalars}
+    fields = SWITCHED_PUSH_FIELDS if problem.switched else PUSH_FIELDS
+    push = {field.name: scalars[field.name] for field in fields if field.name in scalars}
     push |= {"num_splits": plan.parts, "tokens_per_split": plan.tokens}
     shape = {
         "head_size": problem.head_size,
@@ -73,6 +87,11 @@ def passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...]
         "group": problem.group,
         "planar": c["layout"] == "planar",
         "row_words": matrix.row_words(c),
+        "window": bool(problem.window),
+        "align": align_of(c),
+        "softcap": bool(problem.softcap),
+        "alibi": bool(problem.alibi),
+        "sinks": bool(problem.sinks),
     }
     constants: dict[str, Mapping[str, object]] = {
         "baseline": {"threads": BASELINE_THREADS},
@@ -107,27 +126,30 @@ def dispatch_rule(c: Candidate) -> DispatchRule:
         )
     units = c.device.compute_units
     facts = {} if units is None else {"compute_units": units}
+    window = c.problem.window
     if by_matrix(c.values):
+        seen = f"min(context_lens, {window})" if window else "context_lens"
         return DispatchRule(
             policy=str(c["split"]),
             facts=facts,
             groups={"attend": ("num_splits", "1", "1")},
             text="any number of workgroups is right, they deal out all tokens evenly; num_splits "
             "is that number: with pairs = sequences * kv_heads it is pairs for none, N * pairs for "
-            "count:N, N * compute_units for device:N, ceil(kv_heads * sum of context_lens / N) for "
+            f"count:N, N * compute_units for device:N, ceil(kv_heads * sum of {seen} / N) for "
             "tokens:N; for fit:N, with most = N * compute_units, it is pairs * floor(most / pairs) "
             "if pairs <= most, else ceil(pairs / ceil(pairs / most)); the buffer partials needs "
             "4 * (pairs + num_splits) * (query_heads / kv_heads) * (head_size + 4) bytes, counters "
             "4 * pairs bytes that are zero before the first launch (every launch leaves them so)",
         )
+    cut = f"min({window + align_of(c) - 1}, context)" if window else "context"
     return DispatchRule(
         policy=str(c["split"]) if split_of(c).combined else "none",
         facts={"granule_tokens": lanes.granule(c)} | facts,
         groups={"attend": ("num_splits", "kv_heads", "sequences"), "combine": per_head},
-        text="wanted = 1 for none, N for count:N, ceil(context / N) for tokens:N, "
+        text=f"wanted = 1 for none, N for count:N, ceil({cut} / N) for tokens:N, "
         "floor(N * compute_units / (sequences * kv_heads)) for device:N, at least 1, where context "
-        "is the longest of the batch; tokens_per_split = ceil(context / wanted), rounded up to a "
-        "multiple of granule_tokens; num_splits = ceil(context / tokens_per_split); the buffer "
+        f"is the longest of the batch; tokens_per_split = ceil({cut} / wanted), rounded up to a "
+        f"multiple of granule_tokens; num_splits = ceil({cut} / tokens_per_split); the buffer "
         "partials needs 4 * sequences * query_heads * num_splits * (head_size + 2) bytes; these "
         "kernels are built for "
         + ("any number of splits" if split_of(c).combined else "one split, without a combine pass"),

@@ -6,8 +6,9 @@ pool, MB table columns):
 * `query` float32 [S, q_stride]: H*D elements a row, then padding;
 * `key_cache`, `value_cache` uint32 [NB, Hkv, BS, D/4+1], or [NB, Hkv, BS * (D/4+1)] where the
   layout is "planar": see `tuner.quant`;
-* `block_table` uint32 [S, MB]: unused entries are `NO_BLOCK`;
+* `block_table` uint32 [S, MB]: unused entries, and those before a window, are `NO_BLOCK`;
 * `context_lens` uint32 [S];
+* `sinks`, `slopes` float32 [H]: see `tuner.kernels.decode_switches`;
 * output `out` float32 [S, H, D].
 """
 
@@ -19,6 +20,7 @@ import numpy.typing as npt
 
 from tuner.kernels.base import Operands, ValidationCase
 from tuner.kernels.decode_scalars import shared_scalars
+from tuner.kernels.decode_switches import switch_inputs, switch_scalars, with_validation_window
 from tuner.kernels.decode_values import (
     NO_BLOCK,
     Floats,
@@ -70,15 +72,18 @@ def make_operands(
         key_cache=_laid_out(_poisoned_cache(pool.keys, pool.live), layout),
         value_cache=_laid_out(_poisoned_cache(pool.values, pool.live), layout),
         block_table=pool.block_table,
+        rng=np.random.default_rng([seed, 99]),
     )
 
 
 def validation_cases(problem: PagedDecodeProblem) -> tuple[ValidationCase, ...]:
     """Small problems of the given geometry (heads, head size, block size) for every code path.
 
-    Lengths include 0, 1, whole blocks, one token more, partial last blocks, and contexts of about
-    1,000 tokens, which almost every split policy cuts and every tile loop goes round on.
+    They keep the switches, but for a window that is cut so that contexts reach beyond it. Lengths
+    include 0, 1, whole blocks, one token more, partial last blocks, and contexts of about 1,000
+    tokens, which almost every split policy cuts and every tile loop goes round on.
     """
+    problem = with_validation_window(problem)
     block = problem.block_size
     part = -(-block // 2)
     wide = problem.kv_heads * problem.head_size > WIDE_CACHE or problem.group > WIDE_GROUP
@@ -115,6 +120,7 @@ def _operands(
     key_cache: Words,
     value_cache: Words,
     block_table: Words,
+    rng: np.random.Generator,
 ) -> Operands:
     lengths = problem.context_lens()
     out_shape = (problem.sequences, problem.query_heads, problem.head_size)
@@ -125,6 +131,7 @@ def _operands(
             "value_cache": value_cache,
             "block_table": block_table,
             "context_lens": lengths,
+            **switch_inputs(problem, rng),
         },
         outputs={"out": (out_shape, np.dtype(np.float32))},
         scalars=timing_scalars(problem)
@@ -134,7 +141,7 @@ def _operands(
 
 def timing_scalars(problem: PagedDecodeProblem) -> dict[str, int | float]:
     """The scalars of `make_operands(problem, "timing", …)`, without the arrays."""
-    return shared_scalars(problem) | {"num_sequences": problem.sequences}
+    return shared_scalars(problem) | switch_scalars(problem) | {"num_sequences": problem.sequences}
 
 
 def permuted_table(problem: PagedDecodeProblem, rng: np.random.Generator) -> tuple[Words, int]:
@@ -162,6 +169,7 @@ def _timing_operands(
         key_cache=_random_cache(problem, blocks, rng, layout),
         value_cache=_random_cache(problem, blocks, rng, layout),
         block_table=table,
+        rng=rng,
     )
 
 

@@ -124,11 +124,22 @@ PARAMETERS = (
 )
 
 
-def _check_switches(c: Candidate) -> str | None:
+def _check_plain(c: Candidate) -> str | None:
     if c.problem.switched:
         return (
-            f"this family has no {', '.join(c.problem.switched)}: use paged_decode_f32 or "
-            "paged_decode_f16"
+            f"this family has no {', '.join(c.problem.switched)}: use paged_decode_q8_switched, "
+            "paged_decode_f32 or paged_decode_f16"
+        )
+    return None
+
+
+def _check_switched(c: Candidate) -> str | None:
+    if not c.problem.switched:
+        return "no switch is on: use paged_decode_q8, whose kernels need not ask for any"
+    if c.problem.value_head_size:
+        return (
+            "keys and values of this cache are of one size, value_head_size is "
+            f"{c.problem.value_head_size}: use paged_decode_f32 or paged_decode_f16"
         )
     return None
 
@@ -186,9 +197,10 @@ def _check_staged(c: Candidate) -> str | None:
     return None
 
 
+PLAIN = Constraint(needs=(), check=_check_plain)
+SWITCHED = Constraint(needs=(), check=_check_switched)
 CONSTRAINTS = (
     Constraint(needs=("layout", "strategy", "staging"), check=_check_staged),
-    Constraint(needs=(), check=_check_switches),
     Constraint(needs=("strategy",), check=_check_head_size),
     subgroups.operations("basic", "shuffle"),
     subgroups.SIZE_RULE,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tuner.kernels import decode_switches as switches
 from tuner.kernels import float_lanes as lanes
 from tuner.kernels import float_matrix as matrix
-from tuner.kernels.base import Candidate, DispatchRule, Pass, PushField, ValidationCase, Values
+from tuner.kernels.base import Candidate, DispatchRule, Pass, ValidationCase, Values
 from tuner.kernels.decode_scalars import SHARED_FIELDS
 from tuner.kernels.float_operands import CacheFormat
 from tuner.kernels.matrix_units import by_matrix
@@ -15,11 +16,7 @@ from tuner.kernels.subgroups import required_size, tuned
 from tuner.problems import PagedDecodeProblem
 
 BASELINE_THREADS = 128
-PUSH_FIELDS = (
-    *SHARED_FIELDS,
-    PushField(name="window", type="uint"),
-    PushField(name="softcap", type="float"),
-)
+PUSH_FIELDS = (*SHARED_FIELDS, *switches.PUSH_FIELDS)
 
 
 def tile(c: Candidate) -> int:

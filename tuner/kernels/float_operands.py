@@ -7,8 +7,7 @@ block, NB blocks of the pool, MB table columns, x elements of a packet):
 * `key_cache` [NB, Hkv, D/x, BS, x] and `value_cache` [NB, Hkv, Dv, BS], both of the cache's type;
 * `block_table` uint32 [S, MB]: unused entries, and those before a window, are `NO_BLOCK`;
 * `context_lens` uint32 [S];
-* `sinks`, `slopes` float32 [H]: natural logits, and what a token's distance is multiplied by; NaN
-  where the switch is off;
+* `sinks`, `slopes` float32 [H]: see `tuner.kernels.decode_switches`;
 * output `out` float32 [S, H, Dv].
 """
 
@@ -17,27 +16,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from tuner.errors import UsageError
-from tuner.kernels.base import Operands, ValidationCase
-from tuner.kernels.decode_operands import (
-    QUERY_PADDING,
-    SLAB_BYTES,
-    permuted_table,
-    validation_cases,
-)
+from tuner.kernels.base import Operands
+from tuner.kernels.decode_operands import QUERY_PADDING, SLAB_BYTES, permuted_table
 from tuner.kernels.decode_scalars import shared_scalars
+from tuner.kernels.decode_switches import switch_inputs, switch_scalars
 from tuner.kernels.decode_values import Floats, Words, float_pool
 from tuner.problems import PagedDecodeProblem
 
 Array = npt.NDArray[Any]
-
-VALIDATION_WINDOW = 150
-"""Windows are cut to this for validation, so that contexts of a thousand tokens reach beyond."""
-LARGE_SINK, SMALL_SINK = 40.0, -1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,21 +96,9 @@ def make_operands(
     )
 
 
-def float_validation_cases(problem: PagedDecodeProblem) -> tuple[ValidationCase, ...]:
-    """The small problems of `validation_cases`, with a window that contexts reach beyond."""
-    window = min(problem.window, VALIDATION_WINDOW)
-    return validation_cases(msgspec.structs.replace(problem, window=window))
-
-
 def timing_scalars(problem: PagedDecodeProblem, cache: CacheFormat) -> dict[str, int | float]:
     """The scalars of `make_operands(problem, "timing", …)`, without the arrays."""
-    return shared_scalars(problem) | {
-        "packet": cache.packet,
-        "window": problem.window,
-        "softcap": problem.softcap,
-        "alibi": problem.alibi,
-        "sinks": problem.sinks,
-    }
+    return shared_scalars(problem) | switch_scalars(problem) | {"packet": cache.packet}
 
 
 def _operands(
@@ -142,30 +120,12 @@ def _operands(
             "value_cache": value_cache,
             "block_table": block_table,
             "context_lens": problem.context_lens(),
-            "sinks": _sinks(problem, rng),
-            "slopes": _slopes(problem),
+            **switch_inputs(problem, rng),
         },
         outputs={"out": (out_shape, np.dtype(np.float32))},
         scalars=timing_scalars(problem, cache)
         | {"q_stride": query.shape[1], "max_blocks": block_table.shape[1], "packet": packet},
     )
-
-
-def _sinks(problem: PagedDecodeProblem, rng: np.random.Generator) -> Floats:
-    """Sink logits [H] about as large as others, the first far above all, the last far below."""
-    if not problem.sinks:
-        return np.full(problem.query_heads, np.nan, np.float32)
-    sinks = 3 * rng.standard_normal(problem.query_heads, np.float32)
-    sinks[0], sinks[-1] = LARGE_SINK, SMALL_SINK
-    return sinks
-
-
-def _slopes(problem: PagedDecodeProblem) -> Floats:
-    """The published slopes of ALiBi [H]: powers of two from 2^(-8/H) down to 2^-8."""
-    if not problem.alibi:
-        return np.full(problem.query_heads, np.nan, np.float32)
-    head = np.arange(1, problem.query_heads + 1)
-    return np.asarray(2.0 ** (-8 * head / problem.query_heads), np.float32)
 
 
 def _timing_operands(

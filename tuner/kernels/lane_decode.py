@@ -49,6 +49,14 @@ def granule(c: Candidate) -> int:
     return token_groups(c) * int(c["tokens_unrolled"])
 
 
+def alignment(c: Candidate) -> int:
+    """Tokens at a multiple of which a walk over a window begins."""
+    block, unrolled = int(c.problem.block_size), int(c["tokens_unrolled"])
+    if c["staging"] == "shared":
+        return block
+    return unrolled if block % unrolled == 0 else 1
+
+
 def merges(c: Candidate) -> bool:
     """Whether several subgroups walk different tokens of the same heads."""
     return bool(c["subgroups"] > c["head_slices"])

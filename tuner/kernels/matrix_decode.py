@@ -50,7 +50,7 @@ def row_words(c: Candidate) -> int:
 
 def granule(c: Candidate) -> int:
     """Tokens one workgroup takes a step."""
-    return _tile_rows(c) * int(c["tiles_unrolled"]) * int(c["subgroups"])
+    return tile_rows(c) * int(c["tiles_unrolled"]) * int(c["subgroups"])
 
 
 def constants(c: Candidate) -> dict[str, object]:
@@ -144,7 +144,8 @@ def _required_plan(c: Candidate) -> FragmentPlan:
     return plan
 
 
-def _tile_rows(c: Candidate) -> int:
+def tile_rows(c: Candidate) -> int:
+    """Tokens of one matrix."""
     return int(str(c["matrix_shape"]).split("x")[0])
 
 
@@ -154,7 +155,7 @@ def _head_tiles(c: Candidate) -> int:
 
 def _region_words(c: Candidate) -> int:
     """Words of shared memory in which a subgroup has its rows and, later, what it merges."""
-    tokens = _tile_rows(c) * c["tiles_unrolled"]
+    tokens = tile_rows(c) * c["tiles_unrolled"]
     rows = tokens * _staged_row_words(c) if staged(c.values) else 0
     return int(max(rows, MERGED_ELEMENTS * c["subgroup_size"]))
 
@@ -190,7 +191,7 @@ def _check_plan(c: Candidate) -> str | None:
     plan = _plan(c)
     if isinstance(plan, str):
         return plan
-    whole_rows = 1 if c["layout"] == "planar" else _tile_rows(c)
+    whole_rows = 1 if c["layout"] == "planar" else tile_rows(c)
     if staged(c.values) and whole_rows * row_words(c) % 4:
         return f"rows of {row_words(c)} words make no 16-byte vectors"
     return None
@@ -209,7 +210,7 @@ def _check_registers(c: Candidate) -> str | None:
     accumulators = _head_tiles(c) * plan.output_tiles * len(layout.c.element_row)
     words = len(plan.key_tokens) * len(plan.key_slots)
     words += len(plan.value_tokens) * len(plan.value_slots)
-    quads = -(-_tile_rows(c) * row_words(c) // (4 * c["subgroup_size"]))
+    quads = -(-tile_rows(c) * row_words(c) // (4 * c["subgroup_size"]))
     ahead = 4 * quads * len(AHEAD[c["prefetch"]])
     total = accumulators + (words + ahead) * c["tiles_unrolled"]
     if total > MAX_LANE_WORDS:
@@ -224,7 +225,7 @@ def _check_shared_memory(c: Candidate) -> str | None:
     if not by_matrix(c.values) or layout_of(c.values, c.device) is None:
         return None
     heads = _head_tiles(c) * int(str(c["matrix_shape"]).split("x")[1])
-    tokens = _tile_rows(c) * c["tiles_unrolled"] + WEIGHT_PADDING
+    tokens = tile_rows(c) * c["tiles_unrolled"] + WEIGHT_PADDING
     weights = 2 * c["subgroups"] * heads * tokens if c["exchange"] == "shared" else 0
     statistics = 8 * heads * c["subgroups"]
     queries = heads * (2 * c.problem.head_size + 4)

@@ -12,6 +12,7 @@ from functools import partial
 from tuner.kernels import float_lanes as lanes
 from tuner.kernels import float_matrix as matrix
 from tuner.kernels.base import ArithmeticClass, Binding, Family, Value, Values
+from tuner.kernels.decode_operands import validation_cases
 from tuner.kernels.float_launches import (
     PUSH_FIELDS,
     dispatch_rule,
@@ -23,7 +24,6 @@ from tuner.kernels.float_operands import (
     F16,
     F32,
     CacheFormat,
-    float_validation_cases,
     make_operands,
     timing_scalars,
 )
@@ -89,7 +89,7 @@ def _family(
         operands=partial(make_operands, cache=cache),
         reference=float_decode_reference,
         sampled_reference=sampled_float_decode_reference,
-        validation_cases=float_validation_cases,
+        validation_cases=validation_cases,
         bytes_moved=partial(_bytes_moved, cache=cache),
         scalars=partial(timing_scalars, cache=cache),
         dispatch=dispatch_rule,

@@ -12,13 +12,14 @@ from functools import partial
 from tuner.kernels.base import ArithmeticClass, Binding, Family, Values
 from tuner.kernels.decode_launches import (
     PUSH_FIELDS,
+    SWITCHED_PUSH_FIELDS,
     dispatch_rule,
     passes,
     scratch_bytes,
     validated_as,
 )
 from tuner.kernels.decode_operands import make_operands, timing_scalars, validation_cases
-from tuner.kernels.decode_space import CONSTRAINTS, LAYOUTS, PARAMETERS
+from tuner.kernels.decode_space import CONSTRAINTS, LAYOUTS, PARAMETERS, PLAIN, SWITCHED
 from tuner.oracle import decode_reference, sampled_decode_reference
 from tuner.problems import PagedDecodeProblem
 
@@ -35,6 +36,10 @@ BINDINGS = (
     Binding(name="partial_quads", buffer="partials", element="vec4", role="scratch"),
     Binding(name="counters", buffer="counters", element="uint", role="counter"),
 )
+SWITCH_BINDINGS = (
+    Binding(name="sinks", buffer="sinks", element="float", role="input"),
+    Binding(name="slopes", buffer="slopes", element="float", role="input"),
+)
 
 
 def _arithmetic(values: Values) -> ArithmeticClass:
@@ -48,13 +53,15 @@ def _arithmetic(values: Values) -> ArithmeticClass:
 
 
 def _bytes_moved(problem: PagedDecodeProblem) -> int:
-    """Codes and scales of every token once per KV head for K and V, queries, outputs, tables."""
-    lens = problem.context_lens()
-    tokens = int(lens.sum(dtype="int64"))
+    """Codes and scales of what is seen once per KV head for K and V, queries, outputs, the fewest
+    table entries, lengths; sinks and slopes."""
+    lens = problem.visible_tokens()
+    tokens = int(lens.sum())
     cache = 2 * tokens * problem.kv_heads * (problem.head_size + 4)
     vectors = 2 * problem.sequences * problem.query_heads * problem.head_size * 4
     blocks = int((-(-lens.astype("int64") // problem.block_size)).sum())
-    return cache + vectors + 4 * blocks + 4 * problem.sequences
+    heads = (problem.sinks + problem.alibi) * problem.query_heads
+    return cache + vectors + 4 * (blocks + problem.sequences + heads)
 
 
 STARTS = tuple(
@@ -101,20 +108,25 @@ STARTS = tuple(
 )
 
 
-def _family(name: str, layout: str) -> Family:
-    """The declaration of a layout: the same kernels on rows that lie otherwise."""
+def _family(name: str, layout: str, *, switched: bool = False) -> Family:
+    """The declaration of a layout: the same kernels on rows that lie otherwise.
+
+    `switched`: for problems with window, soft cap, ALiBi or sinks, which take further bindings and
+    push constants; engines that need none are not to be asked for them.
+    """
+    more = ", with window, soft cap, ALiBi or sinks" if switched else ""
     return Family(
         name=name,
-        summary=f"decode attention over a paged int8 KV cache ({LAYOUTS[layout]})",
+        summary=f"decode attention over a paged int8 KV cache ({LAYOUTS[layout]}){more}",
         template="paged_decode_q8.comp.jinja",
         problem_type=PagedDecodeProblem,
         parameters=tuple(
             replace(each, values=(layout,)) if each.name == "layout" else each
             for each in PARAMETERS
         ),
-        constraints=CONSTRAINTS,
-        bindings=BINDINGS,
-        push_fields=PUSH_FIELDS,
+        constraints=(SWITCHED if switched else PLAIN, *CONSTRAINTS),
+        bindings=BINDINGS + (SWITCH_BINDINGS if switched else ()),
+        push_fields=SWITCHED_PUSH_FIELDS if switched else PUSH_FIELDS,
         baseline={"strategy": "baseline"},
         starts=STARTS,
         arithmetic=_arithmetic,
@@ -133,3 +145,4 @@ def _family(name: str, layout: str) -> Family:
 
 PAGED_DECODE_Q8 = _family("paged_decode_q8", "token_major")
 PAGED_DECODE_Q8_PLANAR = _family("paged_decode_q8_planar", "planar")
+PAGED_DECODE_Q8_SWITCHED = _family("paged_decode_q8_switched", "token_major", switched=True)

@@ -12,13 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.oracle.attention import HeadGroups
-from tuner.oracle.paged_decode import sampled_reference, whole_reference
+from tuner.oracle.paged_decode import (
+    sampled_reference,
+    seen_tokens,
+    switched,
+    whole_reference,
+)
 
 if TYPE_CHECKING:
     from tuner.kernels.base import Operands, Reference
 
 Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
 
 
 def float_decode_reference(operands: Operands) -> Reference:
@@ -32,15 +36,10 @@ def sampled_float_decode_reference(operands: Operands, count: int) -> Reference:
 
 
 def float_head_groups(operands: Operands, sequence: int, kv_heads: Array) -> HeadGroups:
-    """Gather what the given KV heads [N] of a sequence see, and their query heads.
-
-    Token t of the L that a sequence has is seen if t >= L - window (all are without a window); its
-    bias is slope * (t - L + 1).
-    """
+    """Gather what the given KV heads [N] of a sequence see, and their query heads."""
     inputs, scalars = operands.inputs, operands.scalars
-    length = min(int(inputs["context_lens"][sequence]), int(scalars["max_context_len"]))
-    window = int(scalars["window"])
-    token = np.arange(max(0, length - window) if window else 0, length)
+    first, length = seen_tokens(operands, sequence)
+    token = np.arange(first, length)
     block_size = inputs["key_cache"].shape[3]
     block = inputs["block_table"][sequence, token // block_size].astype(np.int64)
     offset, head = token % block_size, kv_heads[:, None]
@@ -52,11 +51,6 @@ def float_head_groups(operands: Operands, sequence: int, kv_heads: Array) -> Hea
     heads = operands.outputs["out"][0][1]
     row = inputs["query"][sequence, : heads * head_size].astype(np.float64)
 
-    def per_head(numbers: Array) -> Floats:
-        """Numbers [H] of the query heads as [N, G]."""
-        return numbers.astype(np.float64).reshape(int(scalars["num_kv_heads"]), -1)[kv_heads]
-
-    distance = token - length + 1.0
     return HeadGroups(
         query=row.reshape(int(scalars["num_kv_heads"]), -1, head_size)[kv_heads],
         key_codes=keys,
@@ -64,7 +58,5 @@ def float_head_groups(operands: Operands, sequence: int, kv_heads: Array) -> Hea
         value_codes=values,
         value_scales=np.ones(values.shape[:2]),
         softmax_scale=float(scalars["softmax_scale"]),
-        softcap=float(scalars["softcap"]),
-        biases=per_head(inputs["slopes"])[..., None] * distance if scalars["alibi"] else None,
-        sinks=per_head(inputs["sinks"]) if scalars["sinks"] else None,
+        **switched(operands, kv_heads, token, length),
     )

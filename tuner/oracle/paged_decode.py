@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,15 @@ SAMPLE_SEED = 20_260_102
 
 SAMPLED_TOKENS = 2**17
 """Tokens, over all sampled pairs, that the oracle goes through for a large launch."""
+
+
+class Switched(TypedDict):
+    """The fields of `HeadGroups` that switches fill."""
+
+    softcap: float
+    biases: Floats | None
+    sinks: Floats | None
+
 
 Gather = Callable[["Operands", int, Array], HeadGroups]
 """Gathers what the given KV heads [N] of a sequence see: `head_groups` of some cache format."""
@@ -105,13 +114,41 @@ def decode_partial(operands: Operands, sequence: int, start: int, stop: int) -> 
     )
 
 
+def seen_tokens(operands: Operands, sequence: int) -> tuple[int, int]:
+    """(first, end) of the tokens that a sequence sees; the last is the query's own."""
+    scalars = operands.scalars
+    length = min(int(operands.inputs["context_lens"][sequence]), int(scalars["max_context_len"]))
+    window = int(scalars.get("window", 0))
+    return max(0, length - window) if window else 0, length
+
+
+def switched(operands: Operands, kv_heads: Array, token: Array, length: int) -> Switched:
+    """What the switches do to the given KV heads [N] of a sequence of so many tokens, of which it
+    sees `token` [L]: the bias of token t is slope * (t - length + 1)."""
+    inputs, scalars = operands.inputs, operands.scalars
+
+    def per_head(name: str) -> Floats:
+        """Numbers [H] of the query heads as [N, G]."""
+        numbers = inputs[name].astype(np.float64)
+        return numbers.reshape(int(scalars["num_kv_heads"]), -1)[kv_heads]
+
+    distance = token - length + 1.0
+    return Switched(
+        softcap=float(scalars.get("softcap", 0.0)),
+        biases=per_head("slopes")[..., None] * distance if scalars.get("alibi") else None,
+        sinks=per_head("sinks") if scalars.get("sinks") else None,
+    )
+
+
 def head_groups(operands: Operands, sequence: int, kv_heads: Array) -> HeadGroups:
     """Gather what the given KV heads [N] of a sequence see, and their query heads."""
     inputs, scalars = operands.inputs, operands.scalars
     heads, head_size = operands.outputs["out"][0][1:]
-    length = min(int(inputs["context_lens"][sequence]), int(scalars["max_context_len"]))
+    first, length = seen_tokens(operands, sequence)
     block_size = _block_size(inputs["key_cache"], head_size)
-    blocks = inputs["block_table"][sequence, : -(-length // block_size)].astype(np.int64)
+    start = first // block_size
+    blocks = inputs["block_table"][sequence, start : -(-length // block_size)].astype(np.int64)
+    seen = slice(first - start * block_size, length - start * block_size)
     row = inputs["query"][sequence, : heads * head_size].astype(np.float64)
     query = row.reshape(int(scalars["num_kv_heads"]), -1, head_size)[kv_heads]
 
@@ -119,7 +156,7 @@ def head_groups(operands: Operands, sequence: int, kv_heads: Array) -> HeadGroup
         words = inputs[name][blocks, kv_heads[:, None]]
         if inputs[name].ndim == 3:
             words = token_major(words, block_size)
-        words = words.reshape(len(kv_heads), -1, words.shape[-1])[:, :length]
+        words = words.reshape(len(kv_heads), -1, words.shape[-1])[:, seen]
         codes, scales = unpack_cache(words)
         return codes, scales.astype(np.float64)
 
@@ -132,6 +169,7 @@ def head_groups(operands: Operands, sequence: int, kv_heads: Array) -> HeadGroup
         value_codes=value_codes,
         value_scales=value_scales,
         softmax_scale=float(scalars["softmax_scale"]),
+        **switched(operands, kv_heads, np.arange(first, length), length),
     )
 
 
