@@ -153,7 +153,7 @@ def test_the_picture_is_written(results: Path, tmp_path: Path) -> None:
     [
         ("@bst", "@best", "variant 'bst' of @bst: use best, baseline"),
         ("@split=none,tokens=3", "@best", "unknown parameter 'tokens'"),
-        ("nowhere", "@best", "unknown results folder, records file or device 'nowhere'"),
+        ("nowhere", "@best", "nowhere: no such file or folder, and no device has results below"),
         ("@best", "@best", "stands for several devices: name one of"),
     ],
 )

@@ -151,10 +151,14 @@ def _records(source: str, out: Path) -> tuple[tuple[Record, ...], DeviceInfo | N
     else:
         store = Store(one_device(source, out), read_only=True)
         records, repairs, info = store.records(), store.repairs, store.device()
+    if not records:
+        raise NoResultsError(
+            path,
+            "holds no records: `tuner tune` writes them, into a file `records.jsonl` in the "
+            "device's folder of results",
+        )
     for repair in repairs:
         note(f"note: {repair}")
-    if not records:
-        raise NoResultsError(path, "holds no records: tune first")
     return records, info
 
 

@@ -8,11 +8,17 @@ from pathlib import Path
 from tuner.cli import options
 from tuner.errors import NoResultsError, UnknownNameError, UsageError
 
+_EMPTY = (
+    "no results in this folder: there is no `records.jsonl` in it or in a folder below it; run "
+    "`tuner tune` first, or name another"
+)
+
 
 def one_device(source: str, out: Path) -> Path:
     """The folder of one device's results that `source` means; empty, it is what there is in `out`.
 
     Raises:
+        NoResultsError: it is a folder without results, or there are none at all to choose from.
         UnknownNameError: it is neither such a folder nor, in part, a device with results in `out`.
         UsageError: it stands for several devices.
     """
@@ -30,6 +36,10 @@ def one_device(source: str, out: Path) -> Path:
     if matching:
         listed = ", ".join(str(folder) for folder in matching)
         raise UsageError(f"{path} stands for several devices: name one of {listed}")
+    if path.is_dir():
+        raise NoResultsError(path, _EMPTY)
+    if not below:
+        raise NoResultsError(path, f"no such file or folder, and no device has results below {out}")
     raise UnknownNameError(
         "results folder, records file or device",
         path,
@@ -58,8 +68,18 @@ def every_device(source: str | None, out: Path) -> tuple[Path, ...]:
 
 
 def devices_in(folder: Path) -> tuple[Path, ...]:
-    """The folders of all devices with results below a folder; itself, if there are none."""
-    return _below(folder) or (folder,)
+    """The folders of all devices with results below a folder; itself, if there are none.
+
+    Raises:
+        NoResultsError: it is a folder, and there are none in it either.
+    """
+    from tuner.results.store import CALIBRATIONS, DEVICE, RECORDS
+
+    found = _below(folder) or (folder,)
+    files = (RECORDS, CALIBRATIONS, DEVICE)
+    if folder.is_dir() and not any((each / name).exists() for each in found for name in files):
+        raise NoResultsError(folder, _EMPTY)
+    return found
 
 
 def _below(root: Path) -> tuple[Path, ...]:

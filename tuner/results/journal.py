@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from tuner.errors import ResultsError, UsageError
+from tuner.errors import NoResultsError, ResultsError, UsageError
 from tuner.records import SCHEMA_VERSION
 from tuner.results.files import reason, sync_folder
 
@@ -90,6 +90,7 @@ def decode_lines(data: bytes, kind: type[T], path: Path) -> Contents[T]:
     """All items in the bytes of a journal file; `path` is for messages.
 
     Raises:
+        NoResultsError: there are several lines, and none of them is one of a journal.
         ResultsError: a damaged line that is not the last, a line of another schema version, or one
             whose checksum holds but which is no `kind`.
     """
@@ -103,12 +104,7 @@ def decode_lines(data: bytes, kind: type[T], path: Path) -> Contents[T]:
             items.append(_decode_line(data[start:end], kind, path, number))
         except _DamagedLineError as error:
             if end + 1 < len(data):
-                raise ResultsError(
-                    path,
-                    f"damaged line: {error}; the {number - 1} lines before it are intact: restore "
-                    "the file from a copy, or delete this line to go on without it",
-                    number,
-                ) from None
+                raise _damage(data, kind, path, number, error) from None
             return Contents(
                 items=tuple(items),
                 whole_bytes=start,
@@ -257,7 +253,41 @@ def _decode_line(line: bytes, kind: type[T], path: Path, number: int) -> T:
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, RecursionError, UsageError) as error:
-        raise ResultsError(path, f"not a {kind.__name__}: {error}", number) from error
+        raise ResultsError(
+            path,
+            f"not a {kind.__name__}: {error}: is it another of the tuner's files, or of a newer "
+            "version?",
+            number,
+        ) from error
+
+
+def _damage(
+    data: bytes, kind: type[T], path: Path, number: int, error: _DamagedLineError
+) -> ResultsError:
+    """What to say of a damaged line, which is not to be deleted from somebody else's file."""
+    if any(_is_journals(line, kind, path) for line in data.split(b"\n")):
+        return ResultsError(
+            path,
+            f"damaged line: {error}; the {number - 1} lines before it are intact: restore the file "
+            "from a copy, or delete this line to go on without it",
+            number,
+        )
+    return NoResultsError(
+        path,
+        f"is no results file of kvtune: a {kind.__name__.lower()} was expected in each line, and "
+        f"there is none (line {number}: {error}): name a file or folder that the tuner wrote, or "
+        "move this file out of its way",
+    )
+
+
+def _is_journals(line: bytes, kind: type[T], path: Path) -> bool:
+    try:
+        _decode_line(line, kind, path, 0)
+    except _DamagedLineError:
+        return False
+    except ResultsError:
+        return True  # Of another version or kind, but written as it is here.
+    return True
 
 
 def _read(path: Path) -> bytes:

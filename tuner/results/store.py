@@ -131,7 +131,9 @@ class Store:
             raise ResultsError(path, f"cannot read: {reason(error)}") from error
         except (msgspec.DecodeError, RecursionError) as error:
             raise ResultsError(
-                path, f"no device snapshot: {error}: delete it, the next run writes it again"
+                path,
+                f"no device snapshot of kvtune: {error}: restore it from a copy, or move it away: "
+                "the next run on the device writes it again",
             ) from error
 
     def write_device(self, info: DeviceInfo) -> None:
