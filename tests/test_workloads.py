@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner import shapes, workloads
+from tests.made_devices import gpu
+from tuner import kernels, shapes, workloads
 from tuner.errors import InputFileError, UnknownNameError, UsageError
+from tuner.kernels.space import reasons
 from tuner.problems import KINDS, PagedDecodeProblem
 
 LLAMA_8B = {"query_heads": 32, "kv_heads": 8, "head_size": 128}
@@ -243,3 +245,10 @@ def test_h200_decode_is_the_published_table() -> None:
         (*size, group) for size in sizes for group in (4, 8)
     }
     assert {(p.head_size, p.kv_heads, p.lengths) for p in found} == {(128, 8, "equal")}
+
+
+def test_h200_switches_has_each_switch_of_the_int8_family_and_nothing_else() -> None:
+    family = kernels.family("paged_decode_q8_switched")
+    found = workloads.load_workload("h200-switches")
+    assert {name for p in found for name in p.switched} == {"window", "softcap", "alibi", "sinks"}
+    assert not any(reasons(family, family.baseline, p, gpu()) for p in found)
