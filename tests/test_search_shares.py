@@ -176,6 +176,18 @@ def test_the_clock_of_a_share_stands_until_the_first_result(tmp_path: Path, cloc
     assert second.seconds_left == pytest.approx(first.seconds_left - TRIAL_S, abs=0.01)
 
 
+def test_nothing_is_said_of_the_time_left_while_the_first_trials_take_longer(
+    tmp_path: Path, clock: Clock
+) -> None:
+    watch, slow = Watch(), Beginning(clock, operands_s=0.5, baseline_s=0.5)
+    tuned(tmp_path / "j", slow, 1.5, 1, progress=watch)
+    left = [status.seconds_left for _, status in watch.finished]
+    assert len(left) == LEAST_TRIALS
+    assert left[0] is not None
+    assert left[1:-1].count(None) > 3
+    assert left[-1] == 0.0
+
+
 def shares(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> tuple[Shares, Clock]:
     clock = Clock()
     monkeypatch.setattr(time, "monotonic", clock)

@@ -100,12 +100,7 @@ def tune(
                 seconds=settings.seconds,
             ),
         )
-        for index in range(len(tasks)):
-            result = run.tune_problem(index, interrupts)
-            run.results.append(result)
-            run.progress.problem_finished(result)
-            if result.ended in ("interrupted", "device lost"):
-                break
+        run.tune_problems(interrupts)
     lost = next((r.error for r in run.results if r.ended == "device lost"), None)
     if lost is None:
         run.close()
@@ -148,6 +143,15 @@ class _Run:
     results: list[ProblemResult] = field(default_factory=list)
     cases: dict[str, ResidentCases] = field(default_factory=dict)
     coming: dict[int, tuple[Evaluator, Future[_Ready]]] = field(default_factory=dict)
+
+    def tune_problems(self, interrupts: Interrupts) -> None:
+        """One after the other, up to an interrupt or the loss of the device."""
+        for index in range(self.problems):
+            result = self.tune_problem(index, interrupts)
+            self.results.append(result)
+            self.progress.problem_finished(result)
+            if result.ended in ("interrupted", "device lost"):
+                break
 
     def tune_problem(self, index: int, interrupts: Interrupts) -> ProblemResult:
         """One problem's turn."""

@@ -120,7 +120,9 @@ class Status:
 
     `trials` counts variants with a result in the study, with those of earlier runs; of these
     `measured` were tried in this run and `known` answered from earlier records. `best` is the
-    fastest so far. `busy` is the share of wall time in which the device thread validated or timed.
+    fastest so far. `seconds_left` is None where there is no telling: without a limit, before the
+    first result, and while `LEAST_TRIALS` take longer than the problem's time. `busy` is the share
+    of wall time in which the device thread validated or timed.
     """
 
     family: Family

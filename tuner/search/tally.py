@@ -105,7 +105,6 @@ class Tally:
 
     def status(self) -> Status:
         """As it is now."""
-        left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
         return Status(
             family=self.family,
             problem=self.problem,
@@ -118,9 +117,17 @@ class Tally:
             known=self.known,
             best=self.best,
             failures=dict(self.failures),
-            seconds_left=left,
+            seconds_left=self._seconds_left,
             busy=self.busy,
         )
+
+    @property
+    def _seconds_left(self) -> float | None:
+        """None: no telling, as the time does not end the search, or not yet."""
+        if self.deadline is None:
+            return None
+        left = self.deadline - time.monotonic()
+        return None if left < 0 and self.trials < LEAST_TRIALS else max(0.0, left)
 
     def result(self, ended: Ending, error: str | None = None) -> ProblemResult:
         """As it is at the end."""
