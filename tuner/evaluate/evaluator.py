@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -132,30 +132,40 @@ class Evaluator:
 
     # ---- the device thread
 
-    def load(self) -> None:
+    def load(self, loaded: Callable[[], None] = lambda: None) -> None:
         """Make the problem's workloads resident; other methods do so when they need it.
+
+        `loaded` is called after each that was not: the device idles while one is uploaded.
 
         Raises:
             OutOfMemoryError: the problem does not fit; says how much it needs.
         """
-        self._resident_cases()
-        self._timed_workload()
+        self._cases.use(self._preparation.validation_cases, loaded)
+        if self._timed is None:
+            self._timed_workload()
+            loaded()
 
     def run(self, values: Values) -> Record:
         """One whole trial on the calling thread. Raises as `draft` and `finish`."""
         return self.finish(self.prepare(self.draft(values)))
 
-    def finish(self, trial: PreparedTrial, *, give_up_ns: float | None = None) -> Record:
+    def finish(
+        self,
+        trial: PreparedTrial,
+        *,
+        give_up_ns: float | None = None,
+        loaded: Callable[[], None] = lambda: None,
+    ) -> Record:
         """Validate, then time; the trial's pipelines are released.
 
-        A variant slower than `give_up_ns` is given up after a few samples.
+        A variant slower than `give_up_ns` is given up after a few samples. For `loaded` see `load`.
 
         Raises:
             TrialLostDeviceError: the device is gone; carries the record.
             OutOfMemoryError: the problem itself does not fit on the device.
         """
         try:
-            self.load()
+            self.load(loaded)
             findings = self.validate(trial)
             if findings.failure is not None:
                 return self.record(trial, findings)

@@ -6,7 +6,7 @@ Operands and references are made once and serve all variants; only outputs come 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,8 +61,10 @@ class ResidentCases:
         """The right answer to a case; any thread may ask."""
         return self._operands(case)[1]
 
-    def use(self, cases: Iterable[ValidationCase]) -> tuple[ResidentCase, ...]:
-        """Make exactly these cases resident.
+    def use(
+        self, cases: Iterable[ValidationCase], loaded: Callable[[], None] = lambda: None
+    ) -> tuple[ResidentCase, ...]:
+        """Make exactly these cases resident; `loaded` is called after each that was not.
 
         Raises:
             OutOfMemoryError and other errors of `Runner.load`.
@@ -73,6 +75,7 @@ class ResidentCases:
         for case in wanted:
             if case not in self._resident:
                 self._resident[case] = self._load(case)
+                loaded()
         return tuple(self._resident[case] for case in wanted)
 
     def close(self) -> None:
