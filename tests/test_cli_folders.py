@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.made_records import decode, gpu, made_record, software
+from tuner import plots
 from tuner.cli import app
 from tuner.device_info import DeviceInfo
 from tuner.results import Store
@@ -54,6 +55,22 @@ def test_what_is_not_there_is_bad_usage_and_the_devices_are_named(
     assert told.exit_code == 2, told.output
     assert "unknown results folder, records file or device" in told.stderr
     assert f"'nowhere': legal: {software().slug}, {gpu().slug}" in told.stderr
+
+
+def test_a_picture_that_cannot_be_drawn_costs_no_other(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a bug of a picture")
+
+    monkeypatch.setitem(plots.PLOTS, "history", broken)
+    told = invoke("plot", "h200", "--earlier", "--out", results)
+    assert told.exit_code == 1, told.output
+    drawn = {Path(line).name for line in told.stdout.splitlines()}
+    assert drawn == {f"{name}.png" for name in plots.PLOTS if name != "history"}
+    assert "history.png: cannot be drawn: ZeroDivisionError: a bug of a picture" in told.stderr
+    traced = invoke("--debug", "plot", "h200", "--earlier", "--out", results)
+    assert "in broken" in traced.stderr
 
 
 @pytest.mark.parametrize("command", READING)

@@ -22,11 +22,11 @@ from tests.made_records import (
 )
 from tests.toy_family import TOY, toy_problem
 from tuner import kernels
-from tuner.cli import app, bench, output, progress, summary, variants
+from tuner.cli import app, bench, output, progress, summary, tune, variants
 from tuner.cli.calibrate import sensors
 from tuner.cli.session import Opened, misfit
 from tuner.compile import Compiler
-from tuner.errors import ResultsError
+from tuner.errors import OutOfMemoryError, ResultsError
 from tuner.evaluate import FINAL, REFERENCE
 from tuner.export import markdown
 from tuner.records import Energy, Observation, Record
@@ -89,6 +89,22 @@ def test_plain_progress_prints_a_line_at_most_every_few_seconds(
         "  does not fit: too large",
     ]
     assert lines[1].endswith("0:12 left")
+
+
+def test_a_problem_ends_with_the_time_that_its_finals_gave(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seen, again = (made_record(PROBLEM, median_us=us) for us in (2_244.0, 3_831.0))
+    with progress.TuneProgress() as shown:
+        shown.problem_started(status(trial_limit=1))
+        shown.trial_finished(seen, status(trials=1, best=seen))
+        shown.finals_started(2, status(trials=1, best=seen))
+        shown.problem_finished(
+            ProblemResult(family=TOY, problem=PROBLEM, ended="trials", best=again)
+        )
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("  trial 1 · best 3,831 µs, ")
+    assert last.endswith(" of read), measured again")
 
 
 def test_plain_tables_align_and_numbers_stand_right(capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,6 +235,44 @@ def test_the_front_of_time_and_energy_is_printed(
     out = capsys.readouterr().out
     assert "  80 µs, 5.25 mJ/token: strategy=" in out
     assert "  95 µs, 4 mJ/token: strategy=" in out
+
+
+def test_rows_name_the_family_where_there_are_several(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("paged_decode_q8", "paged_decode_f32")
+    results = tuple(
+        ProblemResult(family=kernels.family(name), problem=PROBLEM, ended="trials")
+        for name in names
+    )
+    for shown in (results, results[:1]):
+        run = RunResult(problems=shown, interrupted=False, seconds=12.0)
+        summary.print_result(ran(run, tmp_path))
+        out = capsys.readouterr().out
+        for name in names:
+            several = len(shown) > 1
+            assert out.count(f"{name} {PROBLEM.label}") == (2 if several else 0)
+        assert out.count(PROBLEM.label) == 2 * len(shown)
+
+
+def test_a_problem_that_does_not_fit_is_told_beside_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large, family = decode(60_000, 131_072), kernels.family(FAMILY)
+    tasks = [(family, large), (family, PROBLEM)]
+    fitting, others = tune._by_size(tasks, gpu())
+    assert fitting == [(family, PROBLEM)]
+    result = ProblemResult(
+        family=family, problem=PROBLEM, ended="trials", best=made_record(PROBLEM)
+    )
+    alone = ran(RunResult(problems=(result,), interrupted=False, seconds=1.0), tmp_path)
+    both = alone.beside(others, order=tasks)
+    assert [each.problem for each in both.result.problems] == [large, PROBLEM]
+    assert (alone.ok, both.ok) == (True, False)
+    summary.print_result(both)
+    assert f"\n{large.label}: needs " in capsys.readouterr().out
+    with pytest.raises(OutOfMemoryError, match="use fewer sequences"):
+        tune._by_size(tasks[:1], gpu())
 
 
 def test_tried_is_counted_as_the_exported_table_counts(

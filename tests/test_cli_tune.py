@@ -135,6 +135,26 @@ def test_plot_draws_every_picture_again(run_tuner: Run, copied: Path) -> None:
     assert len(printed) == 4
 
 
+def test_what_is_too_large_and_an_empty_context_cost_no_other_problem(
+    run_on_device: Run, tmp_path: Path
+) -> None:
+    shapes = ("1x0:h8/8:d64", "64000x128k:h8/8:d64", SMALL)
+    arguments = [word for shape in shapes for word in ("--shape", shape)]
+    ran = run_on_device("tune", *arguments, "--trials", 2, "--out", tmp_path, code=1)
+    assert "left out: 64000x131072 h8/8 d64 needs " in ran.err
+    assert "Traceback" not in ran.err
+    rows = [line.split()[:2] + line.split()[-2:] for line in ran.out.splitlines()[2:5]]
+    assert rows == [
+        ["1x0", "h8/8", "1", "0"],
+        ["64000x131072", "h8/8", "0", "0"],
+        ["1x256", "h8/2", "1", "0"],
+    ]
+    assert len(tuner.load_best_config(only_folder(tmp_path)).families[FAMILY].entries) == 2
+    assert (only_folder(tmp_path) / "plots" / "context.png").is_file()
+    few = run_on_device("tune", *arguments, "--trials", 1, "--out", tmp_path / "few", code=2)
+    assert "trials is 1 for 2 problems" in few.err
+
+
 def test_ctrl_c_keeps_everything_and_exports_the_best(
     environment: dict[str, str], run_on_device: Run, tmp_path: Path
 ) -> None:

@@ -90,7 +90,7 @@ def test_a_known_variant_is_not_measured_by_the_run_that_goes_on(
     tuning.begin(tmp_path, options={"ledger": str(calls)}, settings={"finalists": 1})
     tuning.end()
     after = Counter(digest for method, digest in Ledger.read(calls) if method == "m")
-    # The finalist is measured again in four rounds; one variant was under way at the kill.
+    # The finalist is measured again in rounds; one variant was under way at the kill.
     again = [digest for digest in after if digest in before]
     assert len(again) <= 2
     assert len(after) >= len(expected(PROBLEMS[0])) - known

@@ -57,6 +57,14 @@ def test_a_wrong_row_is_named(tmp_path: Path) -> None:
         read_peers(table(tmp_path, TABLE.replace("kv_type", "type")))
 
 
+def test_a_single_context_cuts_no_line_of_the_peers(tmp_path: Path) -> None:
+    made = [made_record(decode(1, 16384, gqa=4), {"strategy": "packed_f16"})]
+    (axes,) = plots.utilisation_by_context(made, gpu(), peers=read_peers(table(tmp_path))).axes
+    dotted = [x for line in axes.lines if line.get_linestyle() == ":" for x in line.get_xdata()]
+    left, right = axes.get_xlim()
+    assert left < min(dotted) < max(dotted) == 16384 < right
+
+
 def test_peers_are_drawn_dotted_as_far_as_was_tuned(tmp_path: Path) -> None:
     values = {"strategy": "packed_f16"}
     made = [made_record(decode(1, context, gqa=4), values) for context in (4096, 16384)]

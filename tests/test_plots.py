@@ -59,6 +59,9 @@ EDGES: dict[str, Sequence[Record]] = {
     "near the ceiling": NEAR_THE_CEILING,
     "one": [made_record()],
     "none correct": [made_record(state="compile")],
+    "empty contexts": [made_record(decode(n, 0)) for n in (1, 8)],
+    "from nothing on": [made_record(decode(1, context)) for context in (0, 1, 2, 4096)],
+    "measured again": [made_record(), made_record(median_us=104.0, note="final")],
     "not calibrated": [made_record(read_gb_s=None)],
     "none": [],
 }
@@ -201,6 +204,17 @@ def test_the_context_axis_is_binary_and_lines_are_the_best_of_a_strategy() -> No
     assert {"4k", "16k", "GQA 4 d128, 1 sequence", "int_dot", "packed_f16"} <= set(words(figure))
 
 
+@pytest.mark.parametrize("contexts", [(0,), (0, 4096), (0, 1, 16), (1, 16), (4096, 16384)])
+def test_every_point_is_inside_the_context_axis_in_its_order(contexts: tuple[int, ...]) -> None:
+    made = [made_record(decode(1, context), FAST) for context in contexts]
+    (axes,) = plots.utilisation_by_context(made, gpu(), baseline_of=baseline_of).axes
+    places = [float(axes.transData.transform((x, 0))[0]) for x in contexts]
+    assert places == sorted(set(places))
+    left, right = axes.get_xlim()
+    assert left < contexts[0] <= contexts[-1] < right
+    assert style.tokens_text(contexts[0]) in [text.get_text() for text in axes.get_xticklabels()]
+
+
 def test_panels_of_the_context_figure_tell_geometries_apart() -> None:
     made = [made_record(decode(1, 4096, gqa=gqa), FAST) for gqa in (4, 8)]
     shown = words(plots.utilisation_by_context(made, gpu(), baseline_of=baseline_of))
@@ -227,6 +241,12 @@ def test_the_history_leaves_the_final_measurement_out() -> None:
     made = [made_record(median_us=10.0), made_record(median_us=12.0, note="final")]
     (axes,) = plots.search_history(made, gpu(), baseline_of=lambda _: None).axes
     assert list(axes.lines[0].get_ydata()) == pytest.approx([10.0])
+
+
+def test_the_history_tells_what_the_best_was_measured_again_at() -> None:
+    twice = [made_record(median_us=10.0), made_record(median_us=12.0, note="final")]
+    assert "10.0 µs, measured again 12.0 µs" in words(plots.search_history(twice, gpu()))
+    assert "10.0 µs" in words(plots.search_history(twice[:1], gpu()))
 
 
 def test_the_history_shows_six_problems_and_says_of_how_many() -> None:

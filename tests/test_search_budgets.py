@@ -10,6 +10,7 @@ import pytest
 
 from tests.toy_family import TOY, ToyCompiler, toy_problem, toy_render, toy_runner
 from tests.toy_search import PLAN, PROBLEM, Records, run, searched
+from tuner.errors import UsageError
 from tuner.evaluate import Session
 from tuner.kernels.base import Parameter
 from tuner.search import Settings, tune
@@ -20,6 +21,13 @@ def test_trials_are_shared_out_fairly(journal: Path) -> None:
     problems = (PROBLEM, toy_problem(1, 64), toy_problem(2, 64))
     result = run(journal, problems=problems, trials=20)
     assert [p.trials for p in result.problems] == [7, 7, 6]
+
+
+def test_fewer_trials_than_problems_are_refused(journal: Path) -> None:
+    problems = (PROBLEM, toy_problem(1, 64))
+    with pytest.raises(UsageError, match="trials is 1 for 2 problems, .* give 2 or more"):
+        run(journal, problems=problems, trials=1)
+    assert [p.trials for p in run(journal, problems=problems, trials=2).problems] == [1, 1]
 
 
 def test_seconds_are_shared_out_and_what_is_left_is_passed_on(journal: Path) -> None:

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.toy_family import TOY
+from tests.made_records import decode
+from tests.toy_family import TOY, toy_device
 from tests.toy_search import BASELINE, SPACE, Records, run
+from tuner import kernels
 from tuner.cli.tune import _allowed
 from tuner.errors import UnknownNameError, UsageError
+from tuner.kernels import space
 
 HALF = {"toy": {"mode": ["half"]}}
 
@@ -48,7 +51,18 @@ def test_where_nothing_of_it_is_legal_not_even_the_baseline_is_tried(tmp_path: P
     assert not SPACE.having(nothing["toy"])
     (found,) = run(tmp_path / "journal", store=store, only=nothing).problems
     assert (found.ended, store.kept) == ("nothing legal", [])
-    assert found.error == f"no variant with mode=half tile={nothing['toy']['tile'][0]} is legal"
+    tile = nothing["toy"]["tile"][0]
+    assert found.error is not None
+    told, _, why = found.error.partition(": ")
+    assert told == f"no variant with mode=half tile={tile} is legal"
+    assert why == f"tile={tile} means nothing beside the other values: it must be 1"
+
+
+def test_the_reason_is_that_of_the_variant_nearest_to_legal() -> None:
+    family, device = kernels.family("paged_decode_q8"), toy_device()
+    assert not device.cooperative_matrix
+    told = space.why_none(family, decode(1, 4096), device, {"strategy": ["matrix"]})
+    assert any("cooperative matri" in reason for reason in told), told
 
 
 def test_the_command_asks_each_family_for_what_it_has() -> None:

@@ -166,13 +166,9 @@ def chosen_batches(
 
 def _refusal(family: Family, problem: Problem, info: DeviceInfo, only: Only) -> IllegalVariantError:
     """Why no variant that may be picked is legal: what speaks against the likeliest of them."""
-    from tuner.cli.variants import starting_variant
     from tuner.kernels import space
 
-    base = starting_variant(family, problem, info)
-    wanted = [f"{name}={texts[0]}" for name, texts in only.items()]
-    values = space.parse_values(family, wanted, base)
-    found = space.reasons(family, values, problem, info)
+    found = space.why_none(family, problem, info, wanted_values(family, only))
     return IllegalVariantError(
         family.name,
         " ".join(f"{name}={'|'.join(texts)}" for name, texts in only.items()) or "(any)",

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from tuner.cli.output import bandwidth, microseconds, note, percent
@@ -36,7 +37,7 @@ class TuneProgress:
     def __init__(self) -> None:
         self._status: Status | None = None
         self._begun = 0.0
-        self._doing, self._over, self._live = "", False, False
+        self._doing, self._over, self._live, self._again = "", False, False, False
         self._display = ExitStack()
         self._refresh: Callable[[], None] = lambda: None
 
@@ -55,7 +56,8 @@ class TuneProgress:
         """A new block, or a headline in plain text."""
         title = f"[{status.index + 1}/{status.problems}] {status.problem.label}"
         title += f" · {status.family.name}, {status.legal:,} legal variants"
-        self._status, self._begun, self._over = status, time.monotonic(), False
+        self._status, self._begun = status, time.monotonic()
+        self._over = self._again = False
         note(title)
         self._live = sys.stderr.isatty()
         display = _live(self._line, self._share) if self._live else _plain(self._line)
@@ -75,6 +77,7 @@ class TuneProgress:
     def finals_started(self, count: int, status: Status) -> None:
         """Say that the best are measured again."""
         self._status, self._doing = status, f"measuring the best {count} again"
+        self._again = True
         self._refresh()
 
     def stopping(self) -> None:
@@ -85,9 +88,12 @@ class TuneProgress:
             os.write(sys.stderr.fileno(), f"  {STOPPING}\n".encode())
 
     def problem_finished(self, result: ProblemResult) -> None:
-        """Close the block; say why the search ended, if not by its budget."""
-        finals, self._doing, self._over = self._doing, "", True
-        if finals:
+        """Close the block with the best that the result goes by, which after finals is not what the
+        search saw; say why the search ended, if not by its budget."""
+        status, doing = self._status, self._doing
+        self._doing, self._over = "", True
+        if status is not None and (doing or status.best is not result.best):
+            self._status = replace(status, best=result.best)
             self._refresh()
         self._display.close()
         self._live = False
@@ -97,7 +103,7 @@ class TuneProgress:
 
     def _line(self) -> str:
         left = None if self._over else self._seconds_left()
-        return self._doing or status_line(self._status, left)
+        return self._doing or status_line(self._status, left, again=self._over and self._again)
 
     def _seconds_left(self) -> float | None:
         """By the search's own deadline, else by the pace of trials; None: no telling."""
@@ -117,12 +123,14 @@ class TuneProgress:
         return 0.0 if left is None else spent / max(1e-9, spent + left)
 
 
-def status_line(status: Status | None, seconds_left: float | None) -> str:
-    """Trials, best so far, failures by kind and time left, in one line."""
+def status_line(status: Status | None, seconds_left: float | None, *, again: bool = False) -> str:
+    """Trials, best so far, failures by kind and time left, in one line; `again` says that the time
+    of the best is that of the finals."""
     if status is None:
         return ""
     of = "" if status.trial_limit is None else f"/{status.trial_limit}"
-    parts = [f"trial {status.trials}{of}", f"best {describe_best(status.best)}"]
+    best = f"best {describe_best(status.best)}" + (", measured again" if again else "")
+    parts = [f"trial {status.trials}{of}", best]
     if status.failures:
         counted = ", ".join(f"{count} {state}" for state, count in sorted(status.failures.items()))
         parts.append(f"failed: {counted}")

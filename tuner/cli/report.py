@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,10 +15,13 @@ from tuner.cli.folders import every_device
 from tuner.cli.output import note, print_json, say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from matplotlib.figure import Figure
 
     from tuner.compile import Compiler
     from tuner.device_info import DeviceInfo
+    from tuner.errors import ResultsError
     from tuner.evaluate import Currency
     from tuner.export import Build, Exported
     from tuner.records import Record
@@ -74,6 +78,15 @@ def export(
     else:
         for path in written:
             say(str(path))
+    _tell(failed)
+
+
+def _tell(failed: Sequence[ResultsError]) -> None:
+    """What went wrong with some of the files, once the others are written.
+
+    Raises:
+        ResultsError: the last of them.
+    """
     for each in failed[:-1]:
         note(f"tuner: {each}")
     if failed:
@@ -113,16 +126,17 @@ def plot(
     """
     from tuner.cli.currency import shown_records
 
-    written = [
-        path
+    drawn = [
+        save_plots(store, shown_records(store, earlier=earlier))
         for store in _stores(every_device(source, out))
-        for path in save_plots(store, shown_records(store, earlier=earlier))
     ]
+    written = [path for each in drawn for path in each.paths]
     if json:
         print_json({"files": written})
     else:
         for path in written:
             say(str(path))
+    _tell([error for each in drawn for error in each.errors])
 
 
 def _stores(folders: Iterable[Path]) -> Iterator[Store]:
@@ -156,36 +170,60 @@ def export_best(store: Store, info: DeviceInfo, compiler: Compiler, currency: Cu
     return exported
 
 
-def save_plots(store: Store, records: Sequence[Record]) -> list[Path]:
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The pictures of a store, and what kept others from being drawn."""
+
+    paths: tuple[Path, ...]
+    errors: tuple[ResultsError, ...]
+
+
+def save_plots(store: Store, records: Sequence[Record]) -> Drawn:
     """Draw all plots of a store, with these of its records, into the folder `plots` beside them.
+
+    One that cannot be drawn does not hinder the others.
 
     Raises:
         NoResultsError: there is nothing to draw.
         ResultsError: the folder cannot be written to.
     """
-    from tuner.errors import NoResultsError
-    from tuner.plots import (
-        PLOTS,
-        bandwidth_curves,
-        energy_against_time,
-        save,
-        utilisation_by_context,
-    )
-    from tuner.results import read_peers
+    from tuner.errors import NoResultsError, ResultsError
+    from tuner.plots import save
 
     if not records:
         raise NoResultsError(store.folder, "no records to plot: tune first")
-    folder, device = store.folder / PLOTS_FOLDER, store.device()
+    paths, errors = [], []
+    for name, draw in _drawings(store, records).items():
+        path = store.folder / PLOTS_FOLDER / f"{name}.png"
+        try:
+            paths.append(save(draw(), path))
+        except ResultsError:
+            raise
+        except Exception as bug:  # noqa: BLE001 - a picture must not cost what was measured for it
+            error = ResultsError(path, f"cannot be drawn: {type(bug).__name__}: {bug}")
+            error.__cause__ = bug
+            errors.append(error)
+    return Drawn(tuple(paths), tuple(errors))
+
+
+def _drawings(store: Store, records: Sequence[Record]) -> dict[str, Callable[[], Figure]]:
+    """What draws each picture that there is something for, by its name."""
+    from tuner.plots import PLOTS, bandwidth_curves, energy_against_time, utilisation_by_context
+    from tuner.results import read_peers
+
+    device = store.device()
     by_context = functools.partial(utilisation_by_context, peers=read_peers(store.folder))
-    drawing = PLOTS | {"context": by_context}
-    figures = {name: draw(records, device) for name, draw in drawing.items()}
+    known = PLOTS | {"context": by_context}
+    drawings: dict[str, Callable[[], Figure]] = {
+        name: functools.partial(draw, records, device) for name, draw in known.items()
+    }
     if any(record.energy for record in records):
-        figures["energy"] = energy_against_time(records, device)
+        drawings["energy"] = functools.partial(energy_against_time, records, device)
     whole = [each for each in store.calibrations() if each.is_full]
     if whole:
         last = max(whole, key=lambda each: each.time)
-        figures["bandwidth"] = bandwidth_curves(last, device)
-    return [save(figure, folder / f"{name}.png") for name, figure in figures.items()]
+        drawings["bandwidth"] = functools.partial(bandwidth_curves, last, device)
+    return drawings
 
 
 def spirv_cache(cache: Path | None) -> Path:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.cli.output import microseconds, note, percent, print_table, say
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from tuner.device_info import DeviceInfo
     from tuner.records import Calibration, Record
     from tuner.results import Outcome
-    from tuner.search import ProblemResult, RunResult
+    from tuner.search import ProblemResult, RunResult, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,14 @@ class Ran:
     calibration: Calibration | None
     folder: Path
 
+    def beside(self, others: Sequence[ProblemResult], *, order: Sequence[Task]) -> Ran:
+        """The same with the results of problems that were not searched, in the order of tasks."""
+        results = (*self.result.problems, *others)
+        by_task = {(each.family.name, each.problem): each for each in results}
+        tasks = [(family.name, problem) for family, problem in order]
+        problems = tuple(by_task[task] for task in tasks if task in by_task)
+        return replace(self, result=replace(self.result, problems=problems))
+
     @property
     def error(self) -> str | None:
         """What ended the run early, or could not be exported."""
@@ -62,15 +70,20 @@ class Ran:
 def print_result(ran: Ran) -> None:
     """The result as text; what went wrong goes to standard error."""
     result, written = ran.result, ran.written
+    several = len({each.family.name for each in result.problems}) > 1
+    named = [
+        (each, f"{each.family.name} {each.problem.label}" if several else each.problem.label)
+        for each in result.problems
+    ]
     say()
     print_table(
         ("problem", "baseline µs", "best µs", "speed-up", "of read", "tried", "failed"),
-        [_row(each, written) for each in result.problems],
+        [_row(each, written, name) for each, name in named],
         right=("baseline µs", "best µs", "speed-up", "of read", "tried", "failed"),
     )
     say()
-    for each in result.problems:
-        say(f"{each.problem.label}: {_variant(each)}")
+    for each, name in named:
+        say(f"{name}: {_variant(each)}")
         for record in each.front:
             say(f"  {_priced(each, record)}")
     say()
@@ -111,13 +124,13 @@ def _shortage(result: RunResult) -> str | None:
     return f"{said}; give several times as much, and the same command goes on from here"
 
 
-def _row(result: ProblemResult, written: Written) -> tuple[str, ...]:
+def _row(result: ProblemResult, written: Written, name: str) -> tuple[str, ...]:
     best, baseline = result.best, result.baseline
     tried, failures = written.tried(result)
     best_ns = None if best is None else best.median_ns
     baseline_ns = None if baseline is None else baseline.median_ns
     return (
-        result.problem.label,
+        name,
         microseconds(baseline_ns),
         microseconds(best_ns),
         f"{baseline_ns / best_ns:.1f}x" if best_ns and baseline_ns else "-",
@@ -131,7 +144,8 @@ def _variant(result: ProblemResult) -> str:
     from tuner.cli.variants import describe
 
     if result.best is None:
-        return result.error or "no correct variant"
+        why = result.error or "no correct variant"
+        return why.removeprefix(f"{result.problem.label} ")
     return describe(result.family, result.best.values)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tuner.evaluate import Session
     from tuner.kernels.base import Value
     from tuner.results import Outcome, Store
-    from tuner.search import Settings, Task
+    from tuner.search import ProblemResult, Settings, Task
 
 CPU_SECONDS, GPU_SECONDS = 30.0, 40.0
 """Seconds for each problem where no budget is given."""
@@ -122,11 +122,13 @@ def tune(
     with opened(device, cache=cache, in_process=in_process) as open_device:
         info = open_device.info
         tasks = _tasks(allowed, choice, info, every=EVERY in (family or ()))
+        fitting, too_large = _by_size(tasks, info)
         require_meter(open_device.runner, settings.objective)
         if seconds is not None:
-            note(_sharing(seconds, problems=len(tasks)))
-        settings = _with_budget(settings, problems=len(tasks), info=info)
-        ran, interrupted = _search(open_device, tasks, settings, out, storage)
+            note(_sharing(seconds, problems=len(fitting)))
+        settings = _with_budget(settings, problems=len(fitting), info=info)
+        ran, interrupted = _search(open_device, fitting, settings, out, storage)
+        ran = ran.beside(too_large, order=tasks)
     if json:
         print_json(as_data(ran))
     else:
@@ -160,16 +162,40 @@ def _tasks(
     """Each family with each of its problems; with `every`, families that solve none of what the
     user named are left out."""
     from tuner import kernels
-    from tuner.cli.session import require_fit
 
     problems_of = choice.problems if every else choice.required
-    tasks: list[Task] = [
+    return [
         (family, problem)
         for family in map(kernels.family, names)
         for problem in problems_of(family, on_cpu=info.is_cpu)
     ]
-    require_fit(tasks, info)
-    return tasks
+
+
+def _by_size(
+    tasks: Sequence[Task], info: DeviceInfo
+) -> tuple[list[Task], tuple[ProblemResult, ...]]:
+    """What fits on the device, and the results of what does not.
+
+    Raises:
+        OutOfMemoryError: nothing fits.
+    """
+    from tuner.cli.session import misfit
+    from tuner.search import ProblemResult
+
+    errors = [misfit(family, problem, info) for family, problem in tasks]
+    found = [error for error in errors if error is not None]
+    if found and len(found) == len(tasks):
+        raise found[0]
+    for error in found:
+        note(f"left out: {error}")
+    return (
+        [task for task, error in zip(tasks, errors, strict=True) if error is None],
+        tuple(
+            ProblemResult(family=family, problem=problem, ended="does not fit", error=str(error))
+            for (family, problem), error in zip(tasks, errors, strict=True)
+            if error is not None
+        ),
+    )
 
 
 def _settings(
@@ -289,17 +315,23 @@ def _write(store: Store, device: Opened) -> Written:
 
     if not store.records():
         return Written(error="nothing was measured, so there is nothing to export")
-    best_config, plots, error = None, [], None
+    best_config: Path | None = None
+    plots: tuple[Path, ...] = ()
     found: tuple[Outcome, ...] = ()
+    errors: list[str] = []
     currency = Currency(device.info, device.compiler.identity)
     try:
         best_config = export_best(store, device.info, device.compiler, currency).path
     except ResultsError as refused:
-        error = str(refused)
+        errors.append(str(refused))
     try:
         current = current_records(store, currency, option="`tuner plot --earlier`")
         found = outcomes(current)
-        plots = save_plots(store, current)
+        drawn = save_plots(store, current)
+        plots = drawn.paths
+        errors += map(str, drawn.errors)
     except ResultsError as refused:
-        error = error or str(refused)
-    return Written(best_config=best_config, plots=tuple(plots), outcomes=found, error=error)
+        if not errors:
+            errors.append(str(refused))
+    error = "; ".join(errors) or None
+    return Written(best_config=best_config, plots=plots, outcomes=found, error=error)

@@ -7,7 +7,7 @@ Parameters are taken in declared order, so `Parameter.used` may read only those 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -30,6 +30,7 @@ __all__ = [
     "parse_values",
     "reasons",
     "require_legal",
+    "why_none",
 ]
 
 
@@ -96,6 +97,21 @@ def reasons(
             if reason is not None:
                 found.append(reason)
     return tuple(found)
+
+
+def why_none(
+    family: Family,
+    problem: Problem,
+    device: DeviceInfo,
+    only: Mapping[str, Sequence[Value]] | None = None,
+) -> tuple[str, ...]:
+    """Where no variant with one of the values of each parameter in `only` is legal: what speaks
+    against that of them that is nearest to legal, the first values on top of a known-good variant.
+    """
+    wanted = {name: values[0] for name, values in (only or {}).items()}
+    bases = (family.baseline, *family.starts) if wanted else (family.baseline,)
+    changed = ({**canonical(family, {**base, **wanted}), **wanted} for base in bases)
+    return min((reasons(family, values, problem, device) for values in changed), key=len)
 
 
 def require_legal(family: Family, values: Values, problem: Problem, device: DeviceInfo) -> None:

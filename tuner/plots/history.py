@@ -35,8 +35,10 @@ def search_history(
 ) -> Figure:
     """Time of each trial and of the best so far against the trial's number, a panel a problem.
 
+    Where the best were measured again at the end, what that said of the best is told beside it.
     With more problems than panels, those with the most trials are shown.
     """
+    again = _measured_again(records, device, baseline_of)
     # The final measurement is no part of the search.
     source = style.source([r for r in records if r.note not in (FINAL, REFERENCE)], device)
     found = outcomes(source.records, baseline_of=baseline_of)
@@ -59,7 +61,7 @@ def search_history(
         return style.empty(figure, "no trials yet")
     for number, (outcome, name) in enumerate(zip(shown, problems.names(shown), strict=True)):
         axes = figure.add_subplot(lines, columns, number + 1)
-        _panel(axes, outcome)
+        _panel(axes, outcome, again.get((outcome.family, outcome.problem.key)))
         axes.set_title(name.replace("\n", ", "), size=style.TEXT_SIZE, loc="left")
         if number % columns == 0:
             axes.set_ylabel("time, µs", size=style.SMALL_SIZE, color=style.TEXT)
@@ -69,7 +71,19 @@ def search_history(
     return figure
 
 
-def _panel(axes: Axes, outcome: Outcome) -> None:
+def _measured_again(
+    records: Sequence[Record], device: DeviceInfo | None, baseline_of: BaselineOf | None
+) -> dict[tuple[str, str], float]:
+    """By family and problem's key, where finals were held, the time that they gave the best, ns."""
+    known = outcomes(style.source(records, device).records, baseline_of=baseline_of)
+    return {
+        (outcome.family, outcome.problem.key): outcome.best.median_ns
+        for outcome in known
+        if outcome.best is not None and outcome.best.note == FINAL and outcome.best.median_ns
+    }
+
+
+def _panel(axes: Axes, outcome: Outcome, again_ns: float | None) -> None:
     numbered = list(enumerate(outcome.records, 1))
     timed = [(n, r.median_ns / 1000) for n, r in numbered if is_timed(r) and r.median_ns]
     axes.set_xlim(0, len(numbered) + 1)
@@ -83,10 +97,12 @@ def _panel(axes: Axes, outcome: Outcome) -> None:
             level = outcome.baseline.median_ns / 1000
             axes.axhline(level, color=style.GREY, linestyle="--", linewidth=1.2)
         times = [time for _, time in timed]
-        # Room below for the failures' marks, so that they hide no trial.
-        style.log_ticks(axes, "y", min(times) / 1.6, max(times) * 1.25)
+        # Room below for the line of text and the failures' marks, so that they hide no trial.
+        room = max(1.6, (max(times) / min(times)) ** 0.14)
+        style.log_ticks(axes, "y", min(times) / room, max(times) * 1.25)
+        told = style.time_text(1000 * min(times))
         axes.annotate(
-            style.time_text(1000 * min(times)),
+            told if again_ns is None else f"{told}, measured again {style.time_text(again_ns)}",
             best[-1],
             xytext=(-2, -3),
             textcoords="offset points",

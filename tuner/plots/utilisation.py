@@ -132,7 +132,8 @@ def _draw(axes: Axes, panel: _Panel, looks: dict[str, dict[str, Any]]) -> None:
         axes.plot(*zip(*points, strict=True), **looks[kind], **PEER_LINE)
     axes.axhline(style.CEILING, color=style.VERMILION, linestyle="--", linewidth=1.0)
     axes.set_title(panel.name, size=style.TEXT_SIZE, color=style.TEXT, loc="left")
-    _token_axis(axes, sorted({x for line in panel.lines.values() for x, _ in line}))
+    drawn = (*panel.lines.values(), *panel.peers.values())
+    _token_axis(axes, sorted({x for line in drawn for x, _ in line}))
     style.dress(axes, grid="y")
 
 
@@ -193,16 +194,25 @@ def _strategy(record: Record) -> str:
 
 
 def _token_axis(axes: Axes, contexts: Sequence[int]) -> None:
-    apart = (contexts[-1] / contexts[0]) ** TICKS_APART
+    """A binary logarithmic axis; an empty context stands one octave left of a single token."""
+    apart = TICKS_APART * (_octaves(contexts[-1]) - _octaves(contexts[0]))
     ticks: list[float] = []
     for context in contexts:
-        if not ticks or context >= apart * ticks[-1]:
+        if not ticks or _octaves(context) >= apart + _octaves(ticks[-1]):
             ticks.append(float(context))
-    axes.set_xscale("log", base=2)
+    if contexts[0] == 0:
+        axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.5)
+    else:
+        axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: style.tokens_text(value)))
-    axes.set_xlim(contexts[0] / 1.5, contexts[-1] * 1.5)
+    axes.set_xlim(contexts[0] / 1.5 or -0.5, contexts[-1] * 1.5 or 0.5)
+
+
+def _octaves(context: float) -> float:
+    """Where a context stands on the axis, in octaves from none on."""
+    return 1 + math.log2(context) if context else 0.0
 
 
 def _bar(

@@ -146,7 +146,7 @@ class Store:
         before = self.device()
         if before is not None and before.slug != info.slug:
             raise ResultsError(
-                self.folder, f"holds results of {before.name}, not of {info.name}: use another"
+                self.folder, f"holds results of {before.name}, not of {info.name}: use another --out"
             )
         text = msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n"
         write_atomic(self.folder / DEVICE, text)

@@ -71,11 +71,17 @@ def tune(
     earlier runs have left something to do. `interrupts` that are given are open already.
 
     Raises:
-        UsageError: no tasks, the sampler needs a package that is missing, or the objective a meter.
+        UsageError: no tasks, or fewer trials than tasks; the sampler needs a package that is
+            missing, or the objective a meter.
         ResultsError: records or studies cannot be kept; what was kept so far is intact.
     """
     if not tasks:
         raise UsageError("nothing to tune: give at least one problem")
+    if settings.trials is not None and settings.trials < len(tasks):
+        raise UsageError(
+            f"trials is {settings.trials} for {len(tasks)} problems, which share them: give "
+            f"{len(tasks)} or more, or fewer problems"
+        )
     require_meter(runner, settings.objective)
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -244,11 +250,13 @@ class _Run:
         return legal.having(self.settings.only.get(family.name, {}), beside=baseline)
 
     def _why_nothing(self, family: Family, problem: Problem) -> str:
-        if only := self.settings.only.get(family.name):
-            listed = " ".join(f"{name}={'|'.join(map(str, only[name]))}" for name in only)
-            return f"no variant with {listed} is legal"
-        why = "; ".join(space.reasons(family, family.baseline, problem, self.runner.info))
-        return f"no variant is legal; the baseline: {why}"
+        only = self.settings.only.get(family.name, {})
+        listed = {name: list(values) for name, values in only.items()}
+        why = "; ".join(space.why_none(family, problem, self.runner.info, listed))
+        if not listed:
+            return f"no variant is legal; the baseline: {why}"
+        told = " ".join(f"{name}={'|'.join(map(str, values))}" for name, values in listed.items())
+        return f"no variant with {told} is legal: {why}"
 
     def close(self) -> None:
         """Unload the validation cases."""

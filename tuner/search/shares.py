@@ -40,7 +40,7 @@ class Shares:
         """The problem's share of the run's budgets, as if every problem took its own."""
         whole, rest = divmod(self.trials or 0, self.problems)
         return Covered(
-            trials=None if self.trials is None else max(1, whole + (index < rest)),
+            trials=None if self.trials is None else whole + (index < rest),
             seconds=None if self.seconds is None else self.seconds / self.problems,
         )
 
