@@ -74,6 +74,7 @@ def gpu(**changes: Any) -> DeviceInfo:
         "max_workgroup_size": (1024, 1024, 64),
         "max_shared_memory_bytes": 49152,
         "compute_units": 132,
+        "max_storage_buffers": 1024,
         "max_workgroup_subgroups": 32,
         "subgroup_operations": ("basic", "vote", "arithmetic", "ballot", "shuffle"),
         "subgroup_size_control": True,
@@ -108,3 +109,56 @@ def narrow_cpu(**changes: Any) -> DeviceInfo:
         "matrix_layouts": (),
     }
     return gpu(**{**fields, **changes})
+
+
+def plain(**changes: Any) -> DeviceInfo:
+    """A GPU without matrix units whose driver does not tell its number of compute units."""
+    fields: dict[str, Any] = {
+        "compute_units": None,
+        "max_shared_memory_bytes": 32768,
+        "cooperative_matrix": False,
+        "cooperative_matrix_shapes": (),
+        "cooperative_matrix2": (),
+        "matrix_layouts": (),
+    }
+    return gpu(**{**fields, **changes})
+
+
+def _one_size(size: int, threads: int) -> DeviceInfo:
+    """The least shared memory that Vulkan allows, subgroups of one size, no say in it."""
+    return plain(
+        subgroup_size=size,
+        min_subgroup_size=size,
+        max_subgroup_size=size,
+        subgroup_size_control=False,
+        compute_full_subgroups=False,
+        max_shared_memory_bytes=16384,
+        max_workgroup_invocations=threads,
+        max_workgroup_size=(threads, threads, 64),
+    )
+
+
+VENDORS = {
+    "Intel": plain(min_subgroup_size=8, max_workgroup_subgroups=64, max_storage_buffers=64),
+    "AMD": plain(
+        subgroup_size=64, max_subgroup_size=64, compute_units=40, max_shared_memory_bytes=65536
+    ),
+    "Arm": plain(
+        subgroup_size=16,
+        min_subgroup_size=16,
+        max_subgroup_size=16,
+        integer_dot_product=False,
+        max_workgroup_invocations=512,
+        max_workgroup_size=(512, 512, 512),
+    ),
+    "Qualcomm": plain(
+        subgroup_size=64, min_subgroup_size=64, max_subgroup_size=128, integer_dot_product=False
+    ),
+    "Apple": plain(subgroup_size_control=False, max_storage_buffers=31),
+}
+"""As far as constraints can tell them apart; Apple's through a layer over Metal."""
+SMALL = {
+    f"{size} lanes, {threads} threads": _one_size(size, threads)
+    for size in (8, 16, 32, 64)
+    for threads in (128, 256)
+}

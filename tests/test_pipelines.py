@@ -36,6 +36,16 @@ def test_what_breaks_a_limit_is_refused_with_the_limit(
         loaded_runner.prepare([job(step("scale", **fields))])
 
 
+def test_more_buffers_than_a_pipeline_may_have_are_refused(loaded_runner: VulkanRunner) -> None:
+    limit = loaded_runner.info.max_storage_buffers
+    if limit > 10_000:
+        pytest.skip(f"this device takes {limit} storage buffers")
+    names = tuple(f"b{number}" for number in range(limit + 1))
+    made = msgspec.structs.replace(job(step("scale")), bindings=names)
+    with pytest.raises(UsageError, match=f"{limit + 1} storage buffers, the device takes {limit}"):
+        loaded_runner.prepare([made])
+
+
 @pytest.mark.parametrize("code", [b"", b"not SPIR-V at all!!", b"\x03\x02\x23\x07x"])
 def test_bytes_that_are_no_spirv_never_reach_the_driver(
     loaded_runner: VulkanRunner, code: bytes

@@ -40,7 +40,7 @@ def starting_variant(family: Family, problem: Problem, device: DeviceInfo) -> Va
     """
     from tuner.kernels import space
 
-    for values in (*family.starts, family.baseline):
+    for values in (*family.starts, *family.portable, family.baseline):
         if not space.reasons(family, values, problem, device):
             return values
     legal = space.legal(family, problem, device)

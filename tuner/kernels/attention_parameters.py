@@ -186,3 +186,38 @@ TILE_STARTS: tuple[Values, ...] = tuple(
     for split in ("none", "device:2")
 )
 STARTS = (*MATRIX_LANE_STARTS, *MATRIX_STARTS, *TILE_STARTS, *LANE_STARTS)
+PORTABLE: tuple[Values, ...] = (
+    *(
+        {
+            "strategy": "lanes",
+            "subgroup_size": size,
+            "subgroups": 128 // max(size, 32),
+            "tile_rows": rows,
+            "lanes_per_token": 8,
+            "tokens_unrolled": tokens,
+            "split": split,
+            "combine_slices": 4,
+        }
+        for size in (32, 16, 64, 8)
+        for rows, tokens, split in (
+            (4, 2, "tokens:1024"),
+            (4, 1, "count:16"),
+            (1, 2, "tokens:1024"),
+        )
+    ),
+    *(
+        {
+            "strategy": "tiles",
+            "subgroup_size": size,
+            "subgroups": 128 // size,
+            "tile_rows": rows,
+            "tile_tokens": 8,
+            "lanes_per_row": 8,
+            "kv_buffers": 1,
+            "split": "none",
+        }
+        for size in (32, 16, 64, 8)
+        for rows in (16, 8)
+    ),
+)
+"""Variants for any device; see `Family.portable`."""

@@ -135,6 +135,20 @@ STARTS = (
         for split in ("device:4", "count:64")
     ),
 )
+PORTABLE: tuple[Values, ...] = tuple(
+    {
+        "strategy": strategy,
+        "subgroup_size": size,
+        "subgroups": subgroups,
+        "head_slices": min(slices, subgroups),
+        "lanes_per_token": 16 if size > 8 else 8,
+        "tokens_unrolled": 2,
+        "split": split,
+    }
+    for size, subgroups in ((32, 4), (16, 4), (64, 2), (8, 4))
+    for strategy in ("packed_f16", "scalar_f32", "int_dot")
+    for slices, split in ((4, "count:32"), (1, "upstream"))
+)
 
 
 def _family(name: str, summary: str, problem_type: type[Q8DecodeProblem]) -> Family:
@@ -150,6 +164,7 @@ def _family(name: str, summary: str, problem_type: type[Q8DecodeProblem]) -> Fam
         push_fields=q8_parts.PUSH_FIELDS,
         baseline={"strategy": "baseline"},
         starts=STARTS,
+        portable=PORTABLE,
         arithmetic=arithmetic,
         passes=_passes,
         scratch_bytes=lambda _candidate: {},

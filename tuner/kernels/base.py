@@ -188,8 +188,8 @@ class ValidationCase:
 class Family:
     """A kernel family: one declaration, one template, one oracle.
 
-    Functions that take a `Candidate` may assume that it is legal. `baseline` and `starts` are
-    declared by the values that matter; the family has them with all others neutral.
+    Functions that take a `Candidate` may assume that it is legal. `baseline`, `starts` and
+    `portable` are declared by the values that matter; the family has them with all others neutral.
     """
 
     name: str
@@ -220,6 +220,9 @@ class Family:
     """Bytes that must cross device memory once, whatever the kernel."""
     dispatch: Callable[[Candidate], DispatchRule] | None = None
     """How a candidate is launched on other lengths, for exports; None: only as it was measured."""
+    portable: tuple[Values, ...] = ()
+    """Tuned variants of modest needs: no number of compute units, workgroups of 128 threads or
+    less, 16 KiB of shared memory, subgroups of any size. See `tuner.kernels.space.starts`."""
     scalars: Callable[[Any], dict[str, int | float]] | None = None
     """The scalars of a problem's operands for timing, without making these; None: make them."""
     validated_as: Callable[[Candidate, ValidationCase], Values] | None = None
@@ -228,9 +231,10 @@ class Family:
 
     def __post_init__(self) -> None:
         neutral = {parameter.name: parameter.values[0] for parameter in self.parameters}
-        starts = tuple({**neutral, **start} for start in self.starts)
         object.__setattr__(self, "baseline", {**neutral, **self.baseline})
-        object.__setattr__(self, "starts", starts)
+        for name in ("starts", "portable"):
+            whole = tuple({**neutral, **start} for start in getattr(self, name))
+            object.__setattr__(self, name, whole)
 
     @property
     def kind(self) -> str:

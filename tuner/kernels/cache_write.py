@@ -297,6 +297,16 @@ DIRECT_STARTS: tuple[Values, ...] = tuple(
     }
     for tile, unroll, width in ((1, 1, 4), (16, 2, 4), (8, 1, 1))
 )
+PORTABLE: tuple[Values, ...] = tuple(
+    {"strategy": strategy, "threads": 128, "tile_tokens": tile, "width": width}
+    for strategy, tile, width in (
+        ("staged", 16, 1),
+        ("staged", 8, 1),
+        ("staged", 4, 1),
+        ("direct", 1, 4),
+        ("direct", 8, 1),
+    )
+)
 
 CACHE_WRITE_F32 = Family(
     name="cache_write_f32",
@@ -309,6 +319,7 @@ CACHE_WRITE_F32 = Family(
     push_fields=PUSH_FIELDS,
     baseline={"strategy": "baseline"},
     starts=(*STAGED_STARTS, *DIRECT_STARTS),
+    portable=PORTABLE,
     arithmetic=lambda _values: "f32",
     passes=_f32_passes,
     scratch_bytes=lambda _candidate: {},
@@ -343,6 +354,19 @@ CACHE_WRITE_Q8 = Family(
         }
         for size, lanes in ((32, 32), (32, 16), (64, 32), (16, 16), (8, 8))
         for subgroups, width, order in ((4, 4, "heads"), (4, 4, "tokens"), (4, 1, "heads"))
+    ),
+    portable=tuple(
+        {
+            "strategy": "teams",
+            "subgroup_size": size,
+            "subgroups": 2,
+            "lanes": lanes,
+            "width": width,
+            "order": "heads",
+            "sides": "apart",
+        }
+        for size, lanes in ((32, 8), (64, 16), (64, 8), (16, 8), (8, 4))
+        for width in (4, 1)
     ),
     arithmetic=lambda _values: "f32",
     passes=_q8_passes,

@@ -75,6 +75,19 @@ def starts(cache: CacheFormat) -> tuple[Values, ...]:
     )
 
 
+def portable(cache: CacheFormat) -> tuple[Values, ...]:
+    """Variants for any device; see `Family.portable`."""
+    found: list[Values] = []
+    for start in starts(cache):
+        size, slices = int(start["subgroup_size"]), int(start["head_slices"])
+        subgroups = {1: 1, 2: 2, 4: min(4, 128 // size)}.get(slices)
+        if subgroups is not None:
+            fewer = {"subgroups": subgroups, "head_slices": min(slices, subgroups)}
+            split = "tokens:1024" if slices > 1 else "count:16"
+            found.append({**start, **fewer, "split": split, "combine_slices": 2})
+    return tuple(found)
+
+
 def by_lanes(values: Values) -> bool:
     """Whether the strategy is one of this module's."""
     return values["strategy"] in STRATEGIES

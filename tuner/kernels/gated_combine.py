@@ -205,6 +205,15 @@ GATED_COMBINE = Family(
         }
         for dims, groups, slices in ((2, 4, 16), (2, 2, 8), (4, 1, 8), (2, 4, 8))
     ),
+    portable=tuple(
+        {
+            "strategy": "shared",
+            "combine_dims": 2,
+            "combine_groups": groups,
+            "combine_slices": slices,
+        }
+        for groups, slices in ((4, 4), (4, 2), (2, 2), (1, 1), (1, 4))
+    ),
     arithmetic=lambda _values: "f32",
     passes=_passes,
     scratch_bytes=lambda _candidate: {},

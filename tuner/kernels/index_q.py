@@ -99,6 +99,7 @@ INDEX_Q = Family(
         {"strategy": "lanes", "subgroup_size": size, "subgroups": 1, "lanes": size}
         for size in (32, 64, 16, 8)
     ),
+    portable=vector_norm.PORTABLE,
     arithmetic=lambda _values: "f32",
     passes=lambda c, scalars: (query_pass(c, scalars),),
     scratch_bytes=lambda _c: {},

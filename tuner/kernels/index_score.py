@@ -170,6 +170,19 @@ LANE_STARTS: tuple[Values, ...] = tuple(
         (1, 2, 4, "registers"),
     )
 )
+PORTABLE: tuple[Values, ...] = tuple(
+    {
+        "strategy": strategy,
+        "subgroup_size": size,
+        "subgroups": 2,
+        "row_tile": rows,
+        "unroll": 2,
+        "lanes": lanes,
+    }
+    for strategy in ("scalar_f32", "packed_f16")
+    for size in (32, 64, 16, 8)
+    for rows, lanes in ((1, 8), (2, 8), (1, 4))
+)
 
 INDEX_SCORE = Family(
     name="index_score",
@@ -188,6 +201,7 @@ INDEX_SCORE = Family(
     push_fields=indexer.PUSH_FIELDS,
     baseline={"strategy": "baseline"},
     starts=(*MATRIX_STARTS, *LANE_STARTS),
+    portable=PORTABLE,
     arithmetic=arithmetic,
     passes=lambda c, scalars: (score_pass(c, scalars),),
     scratch_bytes=lambda _c: {},

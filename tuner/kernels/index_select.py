@@ -330,6 +330,34 @@ PARTS_STARTS: tuple[Values, ...] = tuple(
     for size, subgroups in ((32, 16), (64, 8), (32, 8), (16, 32), (8, 32))
     for parts, held in ((16, 8), (32, 8), (64, 8))
 )
+PORTABLE: tuple[Values, ...] = tuple(
+    {
+        "strategy": "workgroup",
+        "subgroup_size": size,
+        "subgroups": subgroups,
+        "digit_bits": 9,
+        "items": items,
+        "held": 8,
+        "listed": listed,
+    }
+    for size, subgroups in ((32, 32), (32, 4), (16, 8), (64, 4), (8, 32), (8, 16))
+    for items, listed in ((8, 2048), (4, 1024), (8, 1024))
+)
+PORTABLE_PARTS: tuple[Values, ...] = tuple(
+    {
+        "strategy": "parts",
+        "subgroup_size": size,
+        "subgroups": subgroups,
+        "digit_bits": 9,
+        "items": 1,
+        "held": 8,
+        "listed": listed,
+        "parts": 16,
+    }
+    for size, subgroups in ((32, 4), (16, 8), (64, 4), (8, 16))
+    for listed in (1024, 2048)
+)
+"""For little shared memory, too, or where thousands of blocks take much of it."""
 
 INDEX_SELECT = Family(
     name="index_select",
@@ -353,6 +381,7 @@ INDEX_SELECT = Family(
     push_fields=indexer.PUSH_FIELDS,
     baseline={"strategy": "baseline"},
     starts=(*WORKGROUP_STARTS, *PARTS_STARTS),
+    portable=(*PORTABLE, *PORTABLE_PARTS),
     arithmetic=lambda _values: "f32",
     passes=select_passes,
     scratch_bytes=scratch_bytes,

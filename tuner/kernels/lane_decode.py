@@ -157,6 +157,45 @@ def _check_shared_memory(c: Candidate) -> str | None:
     return None
 
 
+PORTABLE: tuple[Values, ...] = tuple(
+    {
+        "strategy": strategy,
+        "subgroup_size": size,
+        "subgroups": subgroups,
+        "lanes_per_token": lanes,
+        "tokens_unrolled": 2,
+        "split": split,
+        "combine_slices": 2,
+    }
+    for strategy, subgroups, split in (
+        ("packed_f16", 2, "tokens:1024"),
+        ("scalar_f32", 2, "tokens:1024"),
+        ("int_dot", 2, "tokens:1024"),
+        ("packed_f16", 1, "count:16"),
+    )
+    for size, lanes in ((32, 8), (32, 16), (32, 32), (16, 8), (16, 16), (64, 8), (64, 16), (8, 8))
+)
+"""Variants for any device; see `Family.portable`."""
+PORTABLE_STAGED: tuple[Values, ...] = tuple(
+    {
+        "strategy": strategy,
+        "subgroup_size": size,
+        "subgroups": slices,
+        "staging": "shared",
+        "lanes_per_token": min(size, 16),
+        "tokens_unrolled": 2,
+        "tile_tokens": 16,
+        "load_words": words,
+        "head_slices": slices,
+        "split": "count:16",
+        "combine_slices": 2,
+    }
+    for size, slices in ((32, 4), (32, 8), (16, 4), (16, 8), (64, 2), (64, 8), (8, 4), (8, 8))
+    for words in (4, 1)
+    for strategy in ("packed_f16", "scalar_f32", "int_dot")
+)
+"""The same for large query groups, dealt out to the subgroups of a workgroup."""
+
 GRANULE_NEEDS = (
     "strategy",
     "staging",

@@ -9,15 +9,27 @@ from tuner.device_info import DeviceInfo
 
 def subgroup_size_reason(device: DeviceInfo, size: int) -> str | None:
     """Why a pipeline cannot have subgroups of `size` lanes."""
-    if size == device.subgroup_size:
-        return None
     if not device.subgroup_size_control:
-        return f"the device's subgroups have {device.subgroup_size} lanes and no size control"
+        return _uncontrolled_size_reason(device, size)
     if not device.min_subgroup_size <= size <= device.max_subgroup_size:
         return (
             f"subgroup size {size} is outside the device's {device.min_subgroup_size} to "
             f"{device.max_subgroup_size}"
         )
+    return None
+
+
+def _uncontrolled_size_reason(device: DeviceInfo, size: int) -> str | None:
+    """Why subgroups cannot be known to have `size` lanes where no pipeline can ask for a size.
+
+    Of SPIR-V from 1.6 on, as all kernels are, the sizes may then be any from the least to the most
+    (the built-in variable SubgroupSize in the Vulkan specification).
+    """
+    least, most = device.min_subgroup_size, device.max_subgroup_size
+    if least < most:
+        return f"the device's subgroups have {least} to {most} lanes and no size control"
+    if size != device.subgroup_size:
+        return f"the device's subgroups have {device.subgroup_size} lanes and no size control"
     return None
 
 
@@ -47,3 +59,9 @@ def buffer_reason(device: DeviceInfo, name: str, nbytes: int) -> str | None:
     """Why a buffer of so many bytes cannot be bound."""
     limit = device.max_storage_buffer_bytes
     return f"{name} takes {nbytes} bytes, the device allows {limit}" if nbytes > limit else None
+
+
+def buffers_reason(device: DeviceInfo, count: int) -> str | None:
+    """Why a pipeline cannot have so many storage buffers."""
+    limit = device.max_storage_buffers
+    return f"{count} storage buffers, the device allows {limit}" if count > limit else None

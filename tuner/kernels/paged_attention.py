@@ -12,7 +12,7 @@ from tuner.kernels import attention_strategies as strategies
 from tuner.kernels import subgroups
 from tuner.kernels.attention_chunks import INPUTS, WHOLE_CHUNKS, chunks, constants
 from tuner.kernels.attention_operands import make_operands, scalars, validation_cases
-from tuner.kernels.attention_parameters import PARAMETERS, STARTS, by_matrices
+from tuner.kernels.attention_parameters import PARAMETERS, PORTABLE, STARTS, by_matrices
 from tuner.kernels.base import (
     ArithmeticClass,
     Binding,
@@ -243,6 +243,7 @@ PAGED_ATTENTION = Family(
     push_fields=PUSH_FIELDS,
     baseline={"strategy": "baseline"},
     starts=STARTS,
+    portable=PORTABLE,
     arithmetic=_arithmetic,
     passes=_passes,
     scratch_bytes=_scratch_bytes,

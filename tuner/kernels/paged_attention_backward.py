@@ -332,6 +332,19 @@ STARTS: tuple[Values, ...] = tuple(
     )
 )
 
+PORTABLE: tuple[Values, ...] = tuple(
+    {
+        "strategy": strategy,
+        "threads": 64,
+        "key_tile_tokens": tile,
+        "key_tile_rows": tile,
+        "query_tile_rows": tile,
+        "query_tile_tokens": tile,
+    }
+    for strategy in ("deterministic", "atomic")
+    for tile in (8, 4)
+)
+
 PAGED_ATTENTION_BACKWARD = Family(
     name="paged_attention_backward",
     summary="gradients of paged attention into a float32 pool, from the stored log-sum-exp",
@@ -343,6 +356,7 @@ PAGED_ATTENTION_BACKWARD = Family(
     push_fields=PUSH_FIELDS,
     baseline={"strategy": "baseline"},
     starts=STARTS,
+    portable=PORTABLE,
     arithmetic=_arithmetic,
     passes=_passes,
     scratch_bytes=_scratch_bytes,

@@ -83,6 +83,7 @@ def _family(
         push_fields=PUSH_FIELDS,
         baseline={"strategy": "baseline"},
         starts=starts,
+        portable=lanes.portable(cache),
         arithmetic=_arithmetic,
         passes=partial(passes, cache=cache),
         scratch_bytes=scratch_bytes,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from tuner.kernels import lane_decode
 from tuner.kernels.base import ArithmeticClass, Binding, Family, Values
 from tuner.kernels.decode_launches import (
     PUSH_FIELDS,
@@ -129,6 +130,7 @@ def _family(name: str, layout: str, *, switched: bool = False) -> Family:
         push_fields=SWITCHED_PUSH_FIELDS if switched else PUSH_FIELDS,
         baseline={"strategy": "baseline"},
         starts=STARTS,
+        portable=(*lane_decode.PORTABLE, *lane_decode.PORTABLE_STAGED),
         arithmetic=_arithmetic,
         passes=passes,
         scratch_bytes=scratch_bytes,

@@ -361,6 +361,21 @@ STARTS: tuple[Values, ...] = tuple(
         *((attend, split) for attend in ("f16", "f32", "int_dot") for split in _LANE_SPLITS),
     )
 )
+PORTABLE: tuple[Values, ...] = tuple(
+    {
+        "schedule": "beside",
+        "subgroup_size": size,
+        "light_steps": "registers",
+        "score": score,
+        "select": BASELINE,
+        "attend": attend,
+        "split": "count:16",
+        "combine": "groups4",
+    }
+    for size in (32, 64, 16, 8)
+    for score in ("lanes8", "lanes4")
+    for attend in ("f16", "f32", "int_dot")
+)
 
 QSA_CHAIN = Family(
     name="qsa_chain",
@@ -373,6 +388,7 @@ QSA_CHAIN = Family(
     push_fields=PUSH_FIELDS,
     baseline=dict.fromkeys(("light_steps", "score", "select", "attend", "combine"), BASELINE),
     starts=STARTS,
+    portable=PORTABLE,
     arithmetic=_arithmetic,
     passes=_passes,
     scratch_bytes=_scratch_bytes,

@@ -12,6 +12,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tuner.kernels import lane_decode
 from tuner.kernels.base import (
     Binding,
     Candidate,
@@ -143,6 +144,7 @@ PAGED_SELECTED_Q8 = Family(
     push_fields=PUSH_FIELDS,
     baseline=DENSE.baseline,
     starts=(*DENSE.starts, *STARTS),
+    portable=lane_decode.PORTABLE_STAGED,
     arithmetic=DENSE.arithmetic,
     passes=_passes,
     scratch_bytes=lambda c: DENSE.scratch_bytes(_as_dense(c)),

@@ -15,6 +15,7 @@ import numpy as np
 
 from tuner.device_info import DeviceInfo
 from tuner.errors import IllegalVariantError, UnknownNameError, UsageError
+from tuner.kernels import limits
 from tuner.kernels.base import Candidate, Constraint, Family, Value, Values
 from tuner.kernels.selection import Variants, every_value, nearest_legal, pairwise
 from tuner.problems import Problem
@@ -30,6 +31,7 @@ __all__ = [
     "parse_values",
     "reasons",
     "require_legal",
+    "starts",
     "why_none",
 ]
 
@@ -91,7 +93,7 @@ def reasons(
             known[parameter.name] = values[parameter.name]
     if len(known) == len(family.parameters):
         found += _not_neutral(family, known)
-    for constraint in family.constraints:
+    for constraint in _constraints(family):
         if all(name in known for name in constraint.needs):
             reason = _Rule(constraint, problem, device).reason(known)
             if reason is not None:
@@ -109,7 +111,7 @@ def why_none(
     against that of them that is nearest to legal, the first values on top of a known-good variant.
     """
     wanted = {name: values[0] for name, values in (only or {}).items()}
-    bases = (family.baseline, *family.starts) if wanted else (family.baseline,)
+    bases = (family.baseline, *family.starts, *family.portable) if wanted else (family.baseline,)
     changed = ({**canonical(family, {**base, **wanted}), **wanted} for base in bases)
     return min((reasons(family, values, problem, device) for values in changed), key=len)
 
@@ -165,6 +167,19 @@ def parse_values(family: Family, assignments: Iterable[str], base: Values) -> Va
     return {**canonical(family, {**base, **assigned}), **assigned}
 
 
+def starts(family: Family, variants: Variants, device: DeviceInfo) -> tuple[Values, ...]:
+    """The variants that a search of `variants` begins with, canonical; some may not be among them.
+
+    These are the family's known-good ones. Where the driver does not tell the number of compute
+    units, by which most of these cut their work, or where `variants` has none of them, the family's
+    portable ones follow: elsewhere they would only cost trials.
+    """
+    known = tuple(canonical(family, values) for values in family.starts)
+    if device.compute_units is not None and any(values in variants for values in known):
+        return known
+    return (*known, *(canonical(family, values) for values in family.portable))
+
+
 class _Known(dict[str, Any]):
     """Parameter values known so far; reading another is a mistake in the family's declaration."""
 
@@ -205,11 +220,20 @@ def _rules_by_depth(
     depth_of = {name: depth for depth, name in enumerate(_names(family))}
     before: list[_Rule] = []
     at: list[list[_Rule]] = [[] for _ in family.parameters]
-    for constraint in family.constraints:
+    for constraint in _constraints(family):
         rule = _Rule(constraint, problem, device)
         depths = [depth_of[family.parameter(name).name] for name in constraint.needs]
         (at[max(depths)] if depths else before).append(rule)
     return before, at
+
+
+def _constraints(family: Family) -> tuple[Constraint, ...]:
+    """The family's own, and that a pipeline has room for its buffers."""
+
+    def check(c: Candidate) -> str | None:
+        return limits.buffers_reason(c.device, len(family.slots))
+
+    return (Constraint(needs=(), check=check), *family.constraints)
 
 
 def _names(family: Family) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tuner.kernels import indexer, limits, subgroups
-from tuner.kernels.base import Candidate, Constraint, DispatchRule, Parameter, Pass
+from tuner.kernels.base import Candidate, Constraint, DispatchRule, Parameter, Pass, Values
 
 MAX_LANE_QUADS = 16
 """Groups of four values that one lane may hold in registers."""
@@ -29,6 +29,13 @@ LANES = Parameter(
     used=subgroups.tuned,
 )
 PARAMETERS = (STRATEGY, subgroups.SIZE, SUBGROUPS, LANES)
+PORTABLE: tuple[Values, ...] = tuple(
+    {"strategy": "lanes", "subgroup_size": size, "subgroups": 1, "lanes": lanes}
+    for lanes in (32, 16, 8, 4)
+    for size in (64, 32, 16, 8)
+    if lanes <= size
+)
+"""Variants for vectors of fewer dimensions than a subgroup has work for."""
 
 
 def vectors(c: Candidate) -> int:

@@ -112,7 +112,7 @@ class Pipelines:
 
     def _make(self, job: Job) -> ReadyJob:
         for each in job.passes:
-            self._check(each)
+            self._check(each, len(job.bindings))
         started = time.perf_counter()
         programs: list[Program] = []
         with contextlib.ExitStack() as undo:
@@ -140,8 +140,13 @@ class Pipelines:
         for program in ready.programs:
             self.programs.release(program, when_idle)
 
-    def _check(self, each: JobPass) -> None:
+    def _check(self, each: JobPass, bindings: int) -> None:
         info = self._device.info
+        if bindings > info.max_storage_buffers:
+            raise UsageError(
+                f"pass {each.name!r}: {bindings} storage buffers, the device takes "
+                f"{info.max_storage_buffers}"
+            )
         if len(each.spirv) % 4 or each.spirv[:4] != struct.pack("<I", _SPIRV_MAGIC):
             raise UsageError(f"pass {each.name!r}: {len(each.spirv)} bytes that are no SPIR-V")
         if len(each.push) > info.max_push_constant_bytes or len(each.push) % 4:

@@ -237,9 +237,8 @@ class _Run:
             objectives=2 if self.settings.objective == "both" else 1,
         )
         if evaluator is not None:
-            firsts = (
-                space.canonical(family, values) for values in (family.baseline, *family.starts)
-            )
+            baseline = space.canonical(family, family.baseline)
+            firsts = (baseline, *space.starts(family, variants, self.runner.info))
             evaluator.foresee(values for values in firsts if values in variants)
         return _Ready(variants=variants, proposer=proposer)
 

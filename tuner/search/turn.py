@@ -11,7 +11,7 @@ from tuner.errors import DeviceLostError, NoWorkerError, OutOfMemoryError
 from tuner.evaluate import Evaluator, Failure, Findings, PreparedTrial
 from tuner.kernels.base import Values
 from tuner.kernels.selection import Variants
-from tuner.kernels.space import canonical
+from tuner.kernels.space import canonical, starts
 from tuner.records import State
 from tuner.results.front import front
 from tuner.search.crew import Crew
@@ -127,7 +127,7 @@ class Turn:
                     self.variants[self.variants.nearest(values)]
                     for values in list(neighbours)[:NEIGHBOURS]
                 ),
-                *(canonical(family, values) for values in family.starts),
+                *starts(family, self.variants, self.evaluator.runner.info),
             ]
         )
 
