@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,19 @@ from tests.made_records import (
     made_calibration,
     made_full_calibration,
     made_record,
+    software,
 )
 from tests.toy_family import TOY, toy_problem
 from tuner import kernels
-from tuner.cli import app, bench, output, progress, summary, tune, variants
+from tuner.cli import app, bench, options, output, progress, summary, tune, variants
 from tuner.cli.calibrate import sensors
 from tuner.cli.session import Opened, misfit
 from tuner.compile import Compiler
-from tuner.errors import OutOfMemoryError, ResultsError
+from tuner.errors import OutOfMemoryError, ResultsError, UsageError
 from tuner.evaluate import FINAL, REFERENCE
 from tuner.export import markdown
+from tuner.kernels import space
+from tuner.kernels.base import Family
 from tuner.records import Energy, Observation, Record
 from tuner.results import Store, outcomes
 from tuner.runner.fake import FakeRunner
@@ -273,6 +276,49 @@ def test_a_problem_that_does_not_fit_is_told_beside_the_others(
     assert f"\n{large.label}: needs " in capsys.readouterr().out
     with pytest.raises(OutOfMemoryError, match="use fewer sequences"):
         tune._by_size(tasks[:1], gpu())
+
+
+def chosen(*models: str, families: Sequence[str] = tune.DEFAULT_FAMILIES) -> list[str]:
+    """What is tuned for these models: families, with the switches of the problem."""
+    choice = options.ProblemChoice(models=list(models), sequences="1", context="8192")
+    tasks = tune._tasks(families, choice, gpu(), choosing=True)
+    return [" ".join((family.name, *problem.switched)) for family, problem in tasks]
+
+
+def test_problems_with_switches_are_for_the_family_that_has_them() -> None:
+    assert chosen("Llama-3.1-8B", "gpt-oss-120b") == [
+        "paged_decode_q8",
+        "paged_decode_q8_switched sinks",
+        "paged_decode_q8_switched window sinks",
+    ]
+    assert chosen("Gemma-3-27B") == ["paged_decode_q8", "paged_decode_q8_switched window"]
+    every = [family.name for family in kernels.families()]
+    assert chosen("MPT-7B", families=every) == [
+        f"paged_decode_{name} alibi" for name in ("q8_switched", "f32", "f16")
+    ]
+    # None of the default families has it: the row says which have.
+    assert chosen("DeepSeek-V2-Lite") == ["paged_decode_q8_switched value_head_size"]
+    own = options.ProblemChoice(models=["gpt-oss-120b"])
+    asked = tune._tasks(["paged_decode_q8"], own, gpu(), choosing=False)
+    assert {family.name for family, _ in asked} == {"paged_decode_q8"}
+
+
+@pytest.mark.parametrize("family", kernels.families(), ids=lambda family: family.name)
+def test_every_family_solves_its_default_problems(family: Family) -> None:
+    for device in (gpu(), software()):
+        found = options.ProblemChoice().problems(family, device)
+        assert found
+        assert [space.refusals(family, problem, device) for problem in found] == [()] * len(found)
+
+
+def test_where_one_problem_is_needed_the_shapes_to_choose_from_are_named() -> None:
+    choice = options.ProblemChoice(models=["gpt-oss-120b"], sequences="1", context="64")
+    family = kernels.family("paged_decode_q8_switched")
+    with pytest.raises(UsageError, match=r"2 problems where one is needed: give one") as told:
+        choice.one(family, gpu())
+    for text in re.findall(r"--shape (\S+)", str(told.value)):
+        again = options.ProblemChoice(shapes=[text])
+        assert again.one(family, gpu()) in choice.problems(family, gpu())
 
 
 def test_tried_is_counted_as_the_exported_table_counts(

@@ -99,11 +99,35 @@ def test_models_are_found_in_any_case_and_unknown_ones_get_the_nearest() -> None
 
 
 def test_every_model_of_the_table_makes_problems() -> None:
-    names = [shape.name for shape in workloads.models()]
-    assert len(names) == len(set(names)) == 18
-    for name in names:
-        found = workloads.model_problems(name, sequences=(1, 8), contexts=(64, 128, 64))
-        assert [(p.sequences, p.context) for p in found] == [(1, 64), (1, 128), (8, 64), (8, 128)]
+    known = workloads.models()
+    names = [shape.name for shape in known]
+    assert len(names) == len(set(names)) == 22
+    for shape in known:
+        found = workloads.model_problems(shape.name, sequences=(1, 8), contexts=(64, 128, 64))
+        sizes = [(1, 64), (1, 128), (8, 64), (8, 128)]
+        kinds = len(shape.layers)
+        assert [(p.sequences, p.context) for p in found[::kinds]] == sizes
+        assert len(found) == kinds * len(sizes)
+        assert (shape.window > 0) == (0 < shape.window_layers <= shape.attention_layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("Llama-3.1-8B", [{}]),
+        ("Mistral-7B-v0.1", [{"window": 4096}]),
+        ("Gemma-2-9B", [{"softcap": 50.0}, {"window": 4096, "softcap": 50.0}]),
+        ("Gemma-3-27B", [{}, {"window": 1024}]),
+        ("gpt-oss-120b", [{"sinks": 1}, {"window": 128, "sinks": 1}]),
+        ("MPT-7B", [{"alibi": 1}]),
+        ("DeepSeek-V2-Lite", [{"value_head_size": 128}]),
+    ],
+)
+def test_a_model_has_the_switches_of_its_layers(name: str, layers: list[dict[str, object]]) -> None:
+    found = workloads.model_problems(name, sequences=(2,), contexts=(8192,))
+    assert [problem.switched for problem in found] == layers
+    table = f'[[problem]]\nmodel = "{name}"\nsequences = 2\ncontext = 8192\n'
+    assert workloads.parse_workload(table, path="own.toml") == found
 
 
 def test_a_workload_file_multiplies_sequences_and_contexts_and_drops_repeats() -> None:
@@ -154,6 +178,7 @@ GOOD = '[[problem]]\nmodel = "Phi-4"\nsequences = 1\ncontext = 64\n\n'
         (GOOD + '[[problem]]\nmodel = "Phi-4"\nsequences = 1\n', 6, "context is missing"),
         (GOOD + "[[problem]]\nsequences = 1\ncontext = 1\n", 6, "query_heads is missing"),
         (GOOD + '[[problem]]\nmodel = "Phi-4"\nhead_size = 64\n', 8, "beside model"),
+        (GOOD + '[[problem]]\nmodel = "Phi-4"\nwindow = 64\n', 8, "window beside model"),
         (GOOD + '[[problem]]\nmodel = "Phi-4"\nseqs = 1\n', 8, "unknown key 'seqs'"),
         (GOOD.replace("64", '"64"'), 4, "context is '64'"),
         (GOOD.replace("64", "6.4"), 4, "context is 6.4"),

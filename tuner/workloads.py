@@ -10,10 +10,10 @@ import csv
 import itertools
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -22,18 +22,38 @@ from tuner.problems import KINDS, PagedDecodeProblem, Problem
 from tuner.shapes import made_problem
 
 _GEOMETRY = ("query_heads", "kv_heads", "head_size")
+_OF_A_MODEL = (*_GEOMETRY, *PagedDecodeProblem.SWITCHES)
+"""Fields of a decode problem that a model's name stands for."""
 _DATA = resources.files("tuner") / "data"
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """The attention geometry of a published model."""
+    """The attention geometry of a published model, and the switches that its layers need.
+
+    `window_layers` of the `attention_layers` see a window of tokens only, the others all of them.
+    For the switches see `PagedDecodeProblem`.
+    """
 
     name: str
     query_heads: int
     kv_heads: int
     head_size: int
     attention_layers: int
+    window: int = 0
+    window_layers: int = 0
+    softcap: float = 0.0
+    sinks: int = 0
+    alibi: int = 0
+    value_head_size: int = 0
     note: str = ""
+
+    @property
+    def layers(self) -> tuple[dict[str, int | float], ...]:
+        """Heads and switches of each kind of layer, as fields of a decode problem: of those that
+        see all tokens, then of those that see a window."""
+        layer = {name: getattr(self, name) for name in _OF_A_MODEL}
+        whole = (layer | {"window": 0},) if self.window_layers < self.attention_layers else ()
+        return (*whole, layer) if self.window_layers else whole
 
 
 # ------------------------------------------------------------------ models
@@ -49,6 +69,12 @@ def models() -> tuple[ModelShape, ...]:
             kv_heads=int(row["kv_heads"]),
             head_size=int(row["head_dim"]),
             attention_layers=int(row["attention_layers"]),
+            window=int(row["window"] or 0),
+            window_layers=int(row["window_layers"] or 0),
+            softcap=float(row["softcap"] or 0),
+            sinks=int(row["sinks"] or 0),
+            alibi=int(row["alibi"] or 0),
+            value_head_size=int(row["value_head_dim"] or 0),
             note=row["note"],
         )
         for row in csv.DictReader(text.splitlines())
@@ -75,27 +101,35 @@ def model_problems(
     lengths: str = "equal",
     block_size: int = 16,
 ) -> tuple[PagedDecodeProblem, ...]:
-    """A model's decode problems: every number of sequences with every context length.
+    """A model's decode problems: every number of sequences with every context length, in each kind
+    of layer.
 
     Raises:
         UsageError: unknown model (`UnknownNameError`), or numbers that make no problem.
     """
-    shape = model(name)
-    contexts = tuple(contexts)
-    problems = [
-        PagedDecodeProblem(
-            sequences=count,
-            context=context,
-            query_heads=shape.query_heads,
-            kv_heads=shape.kv_heads,
-            head_size=shape.head_size,
-            block_size=block_size,
-            lengths=lengths,
-        )
+    return _in_layers(
+        model(name).layers,
+        sequences=sequences,
+        contexts=tuple(contexts),
+        others={"block_size": block_size, "lengths": lengths},
+    )
+
+
+def _in_layers(
+    layers: Iterable[Mapping[str, int | float]],
+    *,
+    sequences: Iterable[int],
+    contexts: Sequence[int],
+    others: Mapping[str, Any],
+) -> tuple[PagedDecodeProblem, ...]:
+    """A problem for every number of sequences, context and layer, each once."""
+    problems = (
+        made_problem("paged_decode", {**others, **layer, "sequences": count, "context": context})
         for count in sequences
         for context in contexts
-    ]
-    return tuple(dict.fromkeys(problems))
+        for layer in layers
+    )
+    return tuple(dict.fromkeys(cast("Iterable[PagedDecodeProblem]", problems)))
 
 
 # ------------------------------------------------------------------ workload files
@@ -187,7 +221,7 @@ class _KeyError(UsageError):
         super().__init__(message)
 
 
-def _table_problems(table: dict[str, Any]) -> list[Problem]:
+def _table_problems(table: dict[str, Any]) -> Sequence[Problem]:
     """The problems of one table; `kind` says of which kind, decode steps if it is missing."""
     fields = dict(table)
     kind = fields.pop("kind", "paged_decode")
@@ -205,12 +239,12 @@ def _table_problems(table: dict[str, Any]) -> list[Problem]:
     ]
 
 
-def _decode_problems(table: dict[str, Any]) -> list[Problem]:
+def _decode_problems(table: dict[str, Any]) -> tuple[PagedDecodeProblem, ...]:
     known = [field.name for field in msgspec.structs.fields(PagedDecodeProblem)]
     for key in table:
         if key not in ("model", *known):
             raise _KeyError(key, str(UnknownNameError("key", key, ["kind", "model", *known])))
-    geometry = _table_geometry(table)
+    layers = _table_layers(table)
     block_size = _numbers(table, "block_size", default=16)[0]
     contexts = _numbers(table, "context")
     lengths = table.get("lengths", "equal")
@@ -218,28 +252,27 @@ def _decode_problems(table: dict[str, Any]) -> list[Problem]:
         raise _KeyError("lengths", f"lengths is {lengths!r}, must be text such as 'lognormal:128'")
     handled = ("model", *_GEOMETRY, "block_size", "lengths", "sequences", "context")
     others = {key: value for key, value in table.items() if key not in handled}
-    fields = {**others, **geometry, "block_size": block_size, "lengths": lengths}
-    return [
-        made_problem("paged_decode", {**fields, "sequences": count, "context": context})
-        for count in _numbers(table, "sequences")
-        for context in contexts
-    ]
+    return _in_layers(
+        layers,
+        sequences=_numbers(table, "sequences"),
+        contexts=contexts,
+        others={**others, "block_size": block_size, "lengths": lengths},
+    )
 
 
-def _table_geometry(table: dict[str, Any]) -> dict[str, int]:
+def _table_layers(table: dict[str, Any]) -> tuple[dict[str, int | float], ...]:
     if "model" not in table:
-        return {key: _numbers(table, key)[0] for key in _GEOMETRY}
-    for key in _GEOMETRY:
+        return ({key: _numbers(table, key)[0] for key in _GEOMETRY},)
+    for key in _OF_A_MODEL:
         if key in table:
             raise _KeyError(key, f"{key} beside model: give one or the other")
     name = table["model"]
     if not isinstance(name, str):
         raise _KeyError("model", f"model is {name!r}, must be a name such as 'Llama-3.1-8B'")
     try:
-        shape = model(name)
+        return model(name).layers
     except UnknownNameError as error:
         raise _KeyError("model", str(error)) from None
-    return {key: int(getattr(shape, key)) for key in _GEOMETRY}
 
 
 def _numbers(table: dict[str, Any], key: str, default: int | None = None) -> list[int]:

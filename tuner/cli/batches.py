@@ -145,7 +145,7 @@ def chosen_batches(
     from tuner.kernels import space
 
     if choice.said:
-        problem, others = choice.one(family, on_cpu=info.is_cpu), []
+        problem, others = choice.one(family, info), []
     else:
         others = list(workloads.geometries(family.kind))
         solved = (p for p in others if not space.reasons(family, family.baseline, p, info))

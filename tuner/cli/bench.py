@@ -86,7 +86,7 @@ def bench(
     )
     with opened(device, cache=cache, in_process=in_process) as open_device:
         info = open_device.info
-        problems = choice.required(chosen, on_cpu=info.is_cpu)
+        problems = choice.required(chosen, info)
         require_fit([(chosen, problem) for problem in problems], info)
         variants = [_variants(chosen, assignments, problem, info, baseline) for problem in problems]
         warn_of_cpu(info)

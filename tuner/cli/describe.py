@@ -97,10 +97,7 @@ def families(
         if device is not None:
             raise
         note(f"no device, so the size of the legal spaces is unknown: {error}")
-    on_cpu = info is None or info.is_cpu
-    described = [
-        _describe_family(family, info, choice.one(family, on_cpu=on_cpu)) for family in chosen
-    ]
+    described = [_describe_family(family, info, choice.one(family, info)) for family in chosen]
     if json:
         print_json(described)
         return
@@ -196,7 +193,7 @@ def show(
     chosen = kernels.family(family)
     info = find_device(device)
     choice = options.ProblemChoice(shapes=shape, models=model, sequences=sequences, context=context)
-    problem = choice.one(chosen, on_cpu=info.is_cpu)
+    problem = choice.one(chosen, info)
     values = chosen_variant(chosen, assignments, problem, info)
     passes = render_passes(chosen, values, problem, info)
     names = [each.declared.name for each in passes]

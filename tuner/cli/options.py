@@ -13,6 +13,7 @@ from tuner.errors import UnknownNameError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tuner.device_info import DeviceInfo
     from tuner.kernels.base import Family
     from tuner.problems import Problem
 
@@ -61,6 +62,8 @@ InProcess = Annotated[
     ),
 ]
 
+SHAPES_NAMED = 4
+"""Of several problems where one is needed, so many are named."""
 DEFAULT = "default"
 """The workload that stands for the default problems of a family on the device at hand."""
 Shape = Annotated[
@@ -131,23 +134,21 @@ class ProblemChoice:
         """Whether the user chose at all."""
         return bool(self.shapes or self.models or self.workload)
 
-    def problems(self, family: Family, *, on_cpu: bool) -> tuple[Problem, ...]:
+    def problems(self, family: Family, device: DeviceInfo | None) -> tuple[Problem, ...]:
         """The problems for a family, each once, in the order of shapes, models, workload.
 
-        What the user named but the family does not solve is left out; where nothing is said, these
-        are the default problems of the family's kind.
+        What the user named but is of another kind is left out; where nothing is said, these are the
+        default problems of the family's kind that it solves on the device.
 
         Raises:
             UsageError: something in what the user said is wrong.
         """
-        from tuner import workloads
-
         found = self._named()
         if self.workload == DEFAULT or not self.said:
-            found += workloads.default_problems(family.kind, on_cpu=on_cpu)
+            found += _defaults(family, device)
         return tuple(dict.fromkeys(p for p in found if isinstance(p, family.problem_type)))
 
-    def required(self, family: Family, *, on_cpu: bool) -> tuple[Problem, ...]:
+    def required(self, family: Family, device: DeviceInfo | None) -> tuple[Problem, ...]:
         """As `problems`, for a command about this family alone.
 
         Raises:
@@ -155,7 +156,7 @@ class ProblemChoice:
         """
         from tuner import kernels
 
-        found = self.problems(family, on_cpu=on_cpu)
+        found = self.problems(family, device)
         if not found:
             given = tuple({type(problem) for problem in self._named()})
             others = kernels.families()
@@ -167,17 +168,21 @@ class ProblemChoice:
             )
         return found
 
-    def one(self, family: Family, *, on_cpu: bool) -> Problem:
+    def one(self, family: Family, device: DeviceInfo | None) -> Problem:
         """The one problem chosen for a family; the first of its defaults if nothing is said.
 
         Raises:
             UsageError: several are, or none that the family solves.
         """
-        found = self.required(family, on_cpu=on_cpu)
+        from tuner import shapes
+
+        found = self.required(family, device)
         if self.said and len(found) > 1:
+            texts = [shapes.format_shape(problem) for problem in found[:SHAPES_NAMED]]
+            more = " …" if len(found) > SHAPES_NAMED else ""
             raise UsageError(
-                f"{len(found)} problems where one is needed: give one --shape, or one --model with "
-                "one number in --sequences and in --context"
+                f"{len(found)} problems where one is needed: give one of them, --shape "
+                f"{' or --shape '.join(texts)}{more}"
             )
         return found[0]
 
@@ -196,3 +201,14 @@ class ProblemChoice:
         if self.workload not in (None, DEFAULT):
             found += workloads.load_workload(self.workload)
         return found
+
+
+def _defaults(family: Family, device: DeviceInfo | None) -> tuple[Problem, ...]:
+    """The default problems of the family's kind: those that it solves, or all if that is none."""
+    from tuner import workloads
+    from tuner.kernels import space
+
+    found = workloads.default_problems(family.kind, on_cpu=device is None or device.is_cpu)
+    if device is None:
+        return found
+    return tuple(p for p in found if not space.refusals(family, p, device)) or found

@@ -30,7 +30,9 @@ SWITCH_SECONDS = 0.0005
 """How long a thread may keep the interpreter from others, by default ten times as long. The device
 thread asks for it dozens of times a trial, and shares it with those that prepare variants."""
 INTERRUPTED = 130
-DEFAULT_FAMILY, EVERY = "paged_decode_q8", "all"
+EVERY = "all"
+DEFAULT_FAMILIES = ("paged_decode_q8", "paged_decode_q8_switched")
+"""Without problems the first is tuned, else of each problem the first that solves it."""
 STUDIES = "studies.jsonl"
 
 
@@ -42,7 +44,8 @@ def tune(
         typer.Option(
             "--family",
             metavar="FAMILY",
-            help=f"Repeatable, or {EVERY}; default: {DEFAULT_FAMILY}.",
+            help=f"Repeatable, or {EVERY}; default: {DEFAULT_FAMILIES[0]}, and for problems with "
+            f"switches {DEFAULT_FAMILIES[1]}.",
         ),
     ] = None,
     shape: options.Shape = None,
@@ -114,14 +117,15 @@ def tune(
         block_size=block_size,
         workload=workload,
     )
-    allowed = _allowed(family or (DEFAULT_FAMILY,), only or ())
+    names = family or DEFAULT_FAMILIES[: 2 if choice.said else 1]
+    allowed = _allowed(names, only or ())
     settings = _settings(
         trials, seconds, sampler, objective, seed, retry_failed=retry_failed, only=allowed
     )
     sys.setswitchinterval(SWITCH_SECONDS)
     with opened(device, cache=cache, in_process=in_process) as open_device:
         info = open_device.info
-        tasks = _tasks(allowed, choice, info, every=EVERY in (family or ()))
+        tasks = _tasks(allowed, choice, info, choosing=not family or EVERY in family)
         fitting, too_large = _by_size(tasks, info)
         require_meter(open_device.runner, settings.objective)
         if seconds is not None:
@@ -157,18 +161,31 @@ def _allowed(names: Sequence[str], only: Sequence[str]) -> dict[str, dict[str, l
 
 
 def _tasks(
-    names: Iterable[str], choice: options.ProblemChoice, info: DeviceInfo, *, every: bool
+    names: Iterable[str], choice: options.ProblemChoice, info: DeviceInfo, *, choosing: bool
 ) -> list[Task]:
-    """Each family with each of its problems; with `every`, families that solve none of what the
-    user named are left out."""
-    from tuner import kernels
+    """Each family with each of its problems; when `choosing`, only families that solve a problem
+    are taken for it, if there are any.
 
-    problems_of = choice.problems if every else choice.required
-    return [
+    Raises:
+        UsageError: what the user named is for none of these families.
+    """
+    from tuner import kernels
+    from tuner.kernels import space
+
+    families = [kernels.family(name) for name in names]
+    tasks = [
         (family, problem)
-        for family in map(kernels.family, names)
-        for problem in problems_of(family, on_cpu=info.is_cpu)
+        for family in families
+        for problem in (choice.problems if choosing else choice.required)(family, info)
     ]
+    if not choosing:
+        return tasks
+    if not tasks:
+        choice.required(families[0], info)
+    able = [task for task in tasks if not space.refusals(*task, info)]
+    solved = {problem for _, problem in able}
+    left = {problem: (family, problem) for family, problem in tasks if problem not in solved}
+    return able + list(left.values())
 
 
 def _by_size(

@@ -22,7 +22,8 @@ from tuner.errors import UsageError
 
 if TYPE_CHECKING:
     from tuner.cli.session import Opened
-    from tuner.kernels.base import Values
+    from tuner.device_info import DeviceInfo
+    from tuner.kernels.base import Family, Values
 
 MOST_THREADS = 8
 MOST_CPU_DEVICES = 4
@@ -132,8 +133,7 @@ def verify(
         devices = _open_devices(stack, open_one)
         info = devices[0].info
         if all_families and choice.said:
-            able = tuple(c for c in chosen if choice.problems(c[0], on_cpu=info.is_cpu))
-            chosen = able or chosen
+            chosen = tuple(c for c in chosen if _solves(c[0], choice, info)) or chosen
         todo: list[Batch] = []
         for each, part in chosen:
             pick = Pick(count=count, only=part, seed=seed)
@@ -151,6 +151,13 @@ def verify(
         print_report(report, show_covered=bool(wanted))
     if not report.ok:
         raise typer.Exit(1)
+
+
+def _solves(family: Family, choice: options.ProblemChoice, info: DeviceInfo) -> bool:
+    """Whether the family solves any of what the user named."""
+    from tuner.kernels import space
+
+    return any(not space.refusals(family, p, info) for p in choice.problems(family, info))
 
 
 def _open_devices(

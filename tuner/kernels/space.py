@@ -30,6 +30,7 @@ __all__ = [
     "pairwise",
     "parse_values",
     "reasons",
+    "refusals",
     "require_legal",
     "starts",
     "why_none",
@@ -99,6 +100,13 @@ def reasons(
             if reason is not None:
                 found.append(reason)
     return tuple(found)
+
+
+def refusals(family: Family, problem: Problem, device: DeviceInfo) -> tuple[str, ...]:
+    """What speaks against all variants on the problem, whatever their values; empty if nothing."""
+    rules = (_Rule(each, problem, device) for each in family.constraints if not each.needs)
+    found = (rule.reason({}) for rule in rules)
+    return tuple(reason for reason in found if reason is not None)
 
 
 def why_none(
