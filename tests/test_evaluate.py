@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import time
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -24,7 +25,9 @@ from tests.toy_trials import SPLIT, TILED, evaluator
 from tuner.device_info import MemoryHeap
 from tuner.errors import OutOfMemoryError
 from tuner.evaluate import Evaluator, ResidentCases, build_job, copies_for, pack_push, render_passes
+from tuner.evaluate.building import RenderMemo
 from tuner.kernels.base import ArithmeticClass, Candidate, Reference
+from tuner.templates import Rendered
 
 
 def test_a_correct_trial_leaves_a_full_record() -> None:
@@ -135,6 +138,30 @@ def test_equal_sources_are_rendered_and_compiled_once() -> None:
     trials = evaluator(compiler=compiler)
     trials.run(SPLIT)
     assert len(compiler.compiled) == len(set(compiler.compiled)) == 2
+
+
+def test_what_a_template_does_not_read_does_not_make_it_be_rendered_again() -> None:
+    rendered: list[Mapping[str, Any]] = []
+
+    def render(template: str, context: Mapping[str, Any]) -> Rendered:
+        """Reads b only where a is 1."""
+        rendered.append(context)
+        read = {"a", "b"} if context["a"] == 1 else {"a"}
+        text = " ".join(f"{name}={context.get(name)}" for name in sorted(read))
+        return Rendered(template, text, (), frozenset(read))
+
+    memo = RenderMemo(render, remembered=5)
+    contexts: list[dict[str, Any]] = [
+        *({"a": 1, "b": 1, "c": 1}, {"a": 1, "b": 2, "c": 1}, {"a": 1}, {"a": 2, "b": 1}),
+        {"a": 1, "b": True},
+    ]
+    texts = [memo("t", context).text for context in contexts]
+    assert texts == ["a=1 b=1", "a=1 b=2", "a=1 b=None", "a=2", "a=1 b=True"]
+    assert [memo("t", {**context, "c": 3}).text for context in contexts] == texts
+    assert rendered == contexts
+    memo("u", {"a": 2})
+    memo("t", contexts[0])
+    assert len(rendered) == len(contexts) + 2, "the one used longest ago was forgotten"
 
 
 def test_cases_are_run_as_the_family_says() -> None:

@@ -118,6 +118,19 @@ def test_undefined_name_in_an_included_file_points_there(folder: Path) -> None:
     assert (caught.value.template, caught.value.line) == ("part.jinja", 2)
 
 
+def test_names_that_were_looked_up_are_told_wherever_that_was(folder: Path) -> None:
+    """Also those that are not there, and none of a branch that was not taken."""
+    source = (
+        '{% import "macros.jinja" as m %}{% if wanted %}{% include "part.jinja" %}{% endif %}'
+        "{{ m.word(one) }}{{ 1 if absent is defined else 2 }}"
+    )
+    context = {"one": 1, "two": 2, "three": 3, "wanted": True}
+    names = {*context, "absent"}
+    assert render(folder, source, **context).reads & names == {"one", "two", "wanted", "absent"}
+    context["wanted"] = False
+    assert render(folder, source, **context).reads & names == {"one", "wanted", "absent"}
+
+
 def test_unknown_template_lists_those_there_are(folder: Path) -> None:
     with pytest.raises(TemplateError, match=r"no template 'x\.jinja'.*macros\.jinja"):
         templates.render("x.jinja", {}, folder=folder)

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, overload
 
 import jinja2
 import jinja2.ext
+import jinja2.runtime
 from jinja2.lexer import Token, TokenStream
 
 from tuner.errors import TemplateError
@@ -42,12 +44,14 @@ class Rendered:
     """Rendered GLSL: `line_map[i]` is where line i + 1 of `text` came from.
 
     A line that a macro or a Python value put in the middle of another belongs to the line it was
-    put in; a line of its own belongs to the file it is written in.
+    put in; a line of its own belongs to the file it is written in. `reads` are the names of the
+    context that were looked up: the text depends on nothing else of it. None: that is not known.
     """
 
     template: str
     text: str
-    line_map: tuple[Origin, ...]
+    line_map: Sequence[Origin]
+    reads: frozenset[str] | None = field(default=None, compare=False)
 
     def origin(self, line: int) -> Origin:
         """The template line behind `line` (from 1) of the text; the nearest if out of range."""
@@ -64,6 +68,8 @@ def render(template: str, context: Mapping[str, Any], *, folder: Path = TEMPLATE
         TemplateError: no such file, a syntax error, an undefined name or attribute, an operation
             that fails; with the file and line at fault.
     """
+    reads: set[str] = set()
+    outer = _READS.set(reads)
     try:
         marked = _environment(folder).get_template(template).render(context)
     except jinja2.TemplateSyntaxError as error:
@@ -73,8 +79,24 @@ def render(template: str, context: Mapping[str, Any], *, folder: Path = TEMPLATE
         origin = _origin_of(error, folder)
         name, line = (origin.template, origin.line) if origin else (template, None)
         raise TemplateError(name, _describe(error, folder), line) from error
-    text, line_map = _take_out_marks(template, marked)
-    return Rendered(template, text, line_map)
+    finally:
+        _READS.reset(outer)
+    return Rendered(template, _text(marked), _LineMap(template, marked), frozenset(reads))
+
+
+_READS: ContextVar[set[str]] = ContextVar("names looked up in the rendering under way")
+
+
+class _NotedContext(jinja2.runtime.Context):
+    """A context that notes which names are looked up in it."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._reads = _READS.get()
+
+    def resolve_or_missing(self, key: str) -> Any:
+        self._reads.add(key)
+        return super().resolve_or_missing(key)
 
 
 class _LineMarks(jinja2.ext.Extension):
@@ -107,6 +129,7 @@ def _environment(folder: Path) -> jinja2.Environment:
         keep_trailing_newline=True,
         extensions=[_LineMarks],
     )
+    environment.context_class = _NotedContext
     environment.globals["fail"] = _fail
     return environment
 
@@ -136,28 +159,49 @@ def _describe(error: BaseException, folder: Path) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _take_out_marks(template: str, marked: str) -> tuple[str, tuple[Origin, ...]]:
-    """The clean text and its line map.
+def _text(marked: str) -> str:
+    """The clean text."""
+    lines = [line.rstrip() for line in _MARK.sub("", marked.removesuffix("\n")).split("\n")]
+    kept = (line for line, before in zip(lines, ["", *lines], strict=False) if line or before)
+    return "\n".join(kept) + "\n"
 
-    The mark that counts is the last of a line, which stands before its line end. A line without
-    one (a value with line ends in it) belongs to the next that has one.
-    """
-    origins: list[Origin | None] = []
-    lines: list[str] = []
-    for raw in marked.removesuffix("\n").split("\n"):
-        head, opened, tail = raw.rpartition(_OPEN)
-        mark, _, rest = tail.partition(_CLOSE)
-        line = ((_MARK.sub("", head) if _OPEN in head else head) + rest if opened else raw).rstrip()
-        if not line and (not lines or not lines[-1]):
-            continue
-        lines.append(line)
-        origins.append(_marked_origin(mark) if opened else None)
-    following = next((o for o in reversed(origins) if o), Origin(template, 1))
-    line_map: list[Origin] = []
-    for origin in reversed(origins):
-        following = origin or following
-        line_map.append(following)
-    return "\n".join(lines) + "\n", tuple(reversed(line_map)) or (following,)
+
+class _LineMap(Sequence[Origin]):
+    """The origins of the lines of `_text`, found out when the first is asked for: few ever are."""
+
+    def __init__(self, template: str, marked: str) -> None:
+        self._template, self._marked = template, marked
+
+    @overload
+    def __getitem__(self, index: int) -> Origin: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Origin, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Origin | tuple[Origin, ...]:
+        return self._origins[index]
+
+    def __len__(self) -> int:
+        return len(self._origins)
+
+    @functools.cached_property
+    def _origins(self) -> tuple[Origin, ...]:
+        """The mark that counts is the last of a line, which stands before its line end. A line
+        without one (a value with line ends in it) belongs to the next that has one.
+        """
+        origins: list[Origin | None] = []
+        empty = True
+        for raw in self._marked.removesuffix("\n").split("\n"):
+            before, empty = empty, not _MARK.sub("", raw).rstrip()
+            if not (empty and before):
+                _, opened, tail = raw.rpartition(_OPEN)
+                origins.append(_marked_origin(tail.partition(_CLOSE)[0]) if opened else None)
+        following = next((o for o in reversed(origins) if o), Origin(self._template, 1))
+        line_map: list[Origin] = []
+        for origin in reversed(origins):
+            following = origin or following
+            line_map.append(following)
+        return tuple(reversed(line_map)) or (following,)
 
 
 @functools.cache

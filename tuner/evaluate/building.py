@@ -15,7 +15,7 @@ from tuner.compile import Compiled
 from tuner.device_info import DeviceInfo
 from tuner.errors import TemplateError
 from tuner.kernels.base import Candidate, Family, Pass, Values
-from tuner.kernels.space import canonical, require_legal
+from tuner.kernels.space import Rules, canonical
 from tuner.problems import Problem
 from tuner.runner.protocol import Job, JobPass
 from tuner.templates import Rendered
@@ -63,18 +63,27 @@ REMEMBERED = 128
 
 class RenderMemo:
     """A `Render` that does not render the same again soon: passes that variants, or one variant's
-    problems, have in common."""
+    problems, have in common. What a template did not look up is not part of what is the same."""
 
-    def __init__(self, render: Render) -> None:
-        self._render = render
-        self._rendered: dict[str, Rendered] = {}
+    def __init__(self, render: Render, *, remembered: int = REMEMBERED) -> None:
+        self._render, self._remembered = render, remembered
+        self._reads: dict[str, set[tuple[str, ...]]] = {}
+        self._rendered: dict[object, Rendered] = {}
 
     def __call__(self, template: str, context: Mapping[str, Any]) -> Rendered:
         """As `tuner.templates.render`."""
-        key = repr((template, sorted(context.items())))
-        rendered = self._rendered.pop(key, None) or self._render(template, context)
+        known = {name: repr(value) for name, value in context.items()}
+        for reads in self._reads.get(template, ()):
+            key = template, reads, tuple(map(known.get, reads))
+            if (rendered := self._rendered.pop(key, None)) is not None:
+                break
+        else:
+            rendered = self._render(template, context)
+            reads = tuple(sorted(context if rendered.reads is None else rendered.reads))
+            self._reads.setdefault(template, set()).add(reads)
+            key = template, reads, tuple(map(known.get, reads))
         self._rendered[key] = rendered  # Last, so that the first is what was used longest ago.
-        if len(self._rendered) > REMEMBERED:
+        if len(self._rendered) > self._remembered:
             del self._rendered[next(iter(self._rendered))]
         return rendered
 
@@ -162,13 +171,16 @@ def named(
     compiler_identity: str,
     *,
     render: Render = templates.render,
+    rules: Rules | None = None,
 ) -> Named:
     """Render a variant for timing on a problem, and name it.
+
+    `rules` are those of the family there, where many variants are asked about.
 
     Raises:
         IllegalVariantError: it is not legal there; says why.
     """
-    require_legal(family, values, problem, device)
+    (rules or Rules(family, problem, device)).require(values)
     candidate = Candidate(canonical(family, values), problem, device)
     passes: tuple[RenderedPass, ...] = ()
     broken = None

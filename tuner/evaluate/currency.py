@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -13,8 +13,12 @@ from tuner.device_info import DeviceInfo
 from tuner.errors import IllegalVariantError, TunerError
 from tuner.evaluate.building import Render, RenderMemo, named
 from tuner.kernels.base import Family
+from tuner.kernels.space import Rules
+from tuner.problems import Problem
 from tuner.records import Record
 
+REMEMBERED = 4096
+"""Sources kept: records of one kernel lie far apart, as they stand in the order of time."""
 CHANGED = "sources or compiler have changed since"
 
 
@@ -50,8 +54,9 @@ class Currency:
         render: Render = templates.render,
     ) -> None:
         self._info, self._compiler, self._family_of = info, compiler, family_of
-        self._render = RenderMemo(render)
+        self._render = RenderMemo(_without_lines(render), remembered=REMEMBERED)
         self._objections: dict[str, str | None] = {}
+        self._places: dict[tuple[str, Problem, str], tuple[DeviceInfo, Rules]] = {}
 
     def objection(self, record: Record) -> str | None:
         """Why a record is of an earlier kernel; None if it is current."""
@@ -92,8 +97,25 @@ class Currency:
         if not isinstance(problem, family.problem_type):
             kind = f"the family solves problems of the kind {family.kind}"
             raise IllegalVariantError(family.name, problem.label, (kind,))
-        card = msgspec.structs.replace(self._info, uuid=record.device_uuid)
-        return named(family, record.values, problem, card, self._compiler, render=self._render).key
+        card, rules = self._place(family, problem, record.device_uuid)
+        return named(
+            *(family, record.values, problem, card, self._compiler),
+            render=self._render,
+            rules=rules,
+        ).key
+
+    def _place(self, family: Family, problem: Problem, uuid: str) -> tuple[DeviceInfo, Rules]:
+        """A card, and what a family demands there: many records are of each."""
+        key = family.name, problem, uuid
+        if key not in self._places:
+            card = msgspec.structs.replace(self._info, uuid=uuid)
+            self._places[key] = card, Rules(family, problem, card)
+        return self._places[key]
+
+
+def _without_lines(render: Render) -> Render:
+    """Renders the same and forgets where lines came from, which takes more room than the text."""
+    return lambda template, context: replace(render(template, context), line_map=())
 
 
 def _briefly(objection: str | None) -> str:

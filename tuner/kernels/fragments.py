@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from tuner.device_info import Fragment, MatrixLayout
 
@@ -101,19 +102,15 @@ def fragment_plan(
         return reason
     words, row_classes = head_size // WORD_CODES, len(value_rows.bases)
     slots = _slots(value_rows, words)
-    orders = itertools.product(
-        _token_orders(scores.shape.m, value_terms, staged),
-        _word_orders(words, len(key_terms.bases), vectors[0], staged),
-        _word_orders(slots * row_classes, row_classes, vectors[1], staged),
-    )
-
-    def conflicts(order: tuple[tuple[int, ...], _Words, _Words]) -> int:
-        tokens, (key_word, _), (value_word, _) = order
-        of_keys = _wavefronts(tokens, key_rows, key_terms, key_word, row_words)
-        return of_keys + _wavefronts(tokens, value_terms, value_rows, value_word, row_words)
-
-    best = min(orders, key=conflicts) if staged else next(orders)
-    tokens, (key_word, key_slots), (value_word, value_slots) = best
+    key_orders = tuple(_word_orders(words, len(key_terms.bases), vectors[0], staged))
+    value_orders = tuple(_word_orders(slots * row_classes, row_classes, vectors[1], staged))
+    choices = []
+    for order in _token_orders(scores.shape.m, value_terms, staged):
+        # Conflicts of keys and of values do not depend on each other.
+        of_keys, key_words = _fewest(order, key_rows, key_terms, key_orders, row_words)
+        of_values, value_words = _fewest(order, value_terms, value_rows, value_orders, row_words)
+        choices.append((of_keys + of_values, order, key_words, value_words))
+    _, tokens, (key_word, key_slots), (value_word, value_slots) = min(choices, key=itemgetter(0))
     steps = head_size // scores.shape.k
     output_tiles = slots * WORD_CODES // len(value_rows.offsets)
     return FragmentPlan(
@@ -244,6 +241,14 @@ def _deposits(count: int, bits: Sequence[int]) -> tuple[int, ...]:
     return tuple(
         sum((number >> i & 1) << bit for i, bit in enumerate(bits)) for number in range(count)
     )
+
+
+def _fewest(
+    tokens: Sequence[int], owned: Axis, shared: Axis, orders: Sequence[_Words], row_words: int
+) -> tuple[int, _Words]:
+    """The first of the orders of words with the fewest wavefronts, behind their number."""
+    counted = [(_wavefronts(tokens, owned, shared, o[0], row_words), o) for o in orders]
+    return min(counted, key=itemgetter(0))
 
 
 def _wavefronts(

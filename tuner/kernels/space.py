@@ -21,6 +21,7 @@ from tuner.kernels.selection import Variants, every_value, nearest_legal, pairwi
 from tuner.problems import Problem
 
 __all__ = [
+    "Rules",
     "Variants",
     "canonical",
     "describe",
@@ -73,33 +74,52 @@ def legal(family: Family, problem: Problem, device: DeviceInfo) -> Variants:
 def reasons(
     family: Family, values: Values, problem: Problem, device: DeviceInfo
 ) -> tuple[str, ...]:
-    """Everything that makes the variant illegal, in words; empty if it is legal.
+    """Everything that makes the variant illegal, in words; empty if it is legal. See `Rules`."""
+    return Rules(family, problem, device).reasons(values)
 
-    Names and values that do not exist are reported with the nearest that do; constraints that
-    depend on these are left out, all others are asked.
-    """
-    found = [
-        str(UnknownNameError(f"parameter of {family.name}", name, _names(family)))
-        for name in values
-        if name not in _names(family)
-    ]
-    known: dict[str, Value] = {}
-    for parameter in family.parameters:
-        if parameter.name not in values:
-            found.append(f"{parameter.name} has no value")
-        elif values[parameter.name] not in parameter.values:
-            value = values[parameter.name]
-            found.append(str(UnknownNameError(f"{parameter.name}", value, parameter.values)))
-        else:
-            known[parameter.name] = values[parameter.name]
-    if len(known) == len(family.parameters):
-        found += _not_neutral(family, known)
-    for constraint in _constraints(family):
-        if all(name in known for name in constraint.needs):
-            reason = _Rule(constraint, problem, device).reason(known)
-            if reason is not None:
+
+class Rules:
+    """What a family demands of its variants on one problem and device; remembers its answers."""
+
+    def __init__(self, family: Family, problem: Problem, device: DeviceInfo) -> None:
+        self._family, self._names = family, _names(family)
+        self._rules = [(c.needs, _Rule(c, problem, device)) for c in _constraints(family)]
+
+    def reasons(self, values: Values) -> tuple[str, ...]:
+        """Everything that makes the variant illegal, in words; empty if it is legal.
+
+        Names and values that do not exist are reported with the nearest that do; constraints that
+        depend on these are left out, all others are asked.
+        """
+        found = [
+            str(UnknownNameError(f"parameter of {self._family.name}", name, self._names))
+            for name in values
+            if name not in self._names
+        ]
+        known: dict[str, Value] = {}
+        for parameter in self._family.parameters:
+            if parameter.name not in values:
+                found.append(f"{parameter.name} has no value")
+            elif values[parameter.name] not in parameter.values:
+                value = values[parameter.name]
+                found.append(str(UnknownNameError(f"{parameter.name}", value, parameter.values)))
+            else:
+                known[parameter.name] = values[parameter.name]
+        if len(known) == len(self._names):
+            found += _not_neutral(self._family, known)
+        for needs, rule in self._rules:
+            if all(name in known for name in needs) and (reason := rule.reason(known)) is not None:
                 found.append(reason)
-    return tuple(found)
+        return tuple(found)
+
+    def require(self, values: Values) -> None:
+        """Do nothing for a legal variant.
+
+        Raises:
+            IllegalVariantError: with every reason.
+        """
+        if found := self.reasons(values):
+            raise IllegalVariantError(self._family.name, describe(values), found)
 
 
 def refusals(family: Family, problem: Problem, device: DeviceInfo) -> tuple[str, ...]:
@@ -125,14 +145,8 @@ def why_none(
 
 
 def require_legal(family: Family, values: Values, problem: Problem, device: DeviceInfo) -> None:
-    """Do nothing for a legal variant.
-
-    Raises:
-        IllegalVariantError: with every reason.
-    """
-    found = reasons(family, values, problem, device)
-    if found:
-        raise IllegalVariantError(family.name, describe(values), found)
+    """`Rules.require` for one variant."""
+    Rules(family, problem, device).require(values)
 
 
 def canonical(family: Family, values: Values) -> Values:
@@ -206,17 +220,24 @@ class _Rule:
         needs = constraint.needs
         self._key: Callable[[Values], Any] = itemgetter(*needs) if needs else lambda _values: None
         self._forbidden: dict[Any, bool] = {}
+        self._reasons: dict[Any, str | None] = {}
 
     def forbids(self, values: Values) -> bool:
         """Whether these values are illegal; the same needed values are asked about only once."""
         key = self._key(values)
         known = self._forbidden.get(key)
         if known is None:
-            known = self._forbidden[key] = self.reason(values) is not None
+            known = self._forbidden[key] = self._ask(values) is not None
         return known
 
     def reason(self, values: Values) -> str | None:
-        """Why these values are illegal, None if they are not."""
+        """Why these values are illegal, None if they are not; asked once, as `forbids`."""
+        key = self._key(values)
+        if key not in self._reasons:
+            self._reasons[key] = self._ask(values)
+        return self._reasons[key]
+
+    def _ask(self, values: Values) -> str | None:
         known = _Known((name, values[name]) for name in self._constraint.needs)
         return self._constraint.check(Candidate(known, self._problem, self._device))
 
