@@ -1,8 +1,9 @@
-"""Problems of decoding: a small one, and some with operands and references of all their cases."""
+"""Problems of decoding: of a geometry, a small one, and all cases with operands and references."""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from tuner.kernels.base import Operands, Reference, ValidationCase
 from tuner.kernels.decode_operands import make_operands, validation_cases
@@ -14,19 +15,27 @@ CLASSES = tuple(ROUNDINGS)
 GEOMETRIES = {"gqa4": (16, 4, 128, 16), "gqa7": (14, 2, 64, 8), "mqa71": (71, 1, 80, 32)}
 
 
-@lru_cache(maxsize=32)
-def prepared(geometry: str) -> tuple[tuple[ValidationCase, Operands, Reference], ...]:
-    heads, kv_heads, head_size, block_size = GEOMETRIES[geometry]
-    problem = PagedDecodeProblem(
-        sequences=1,
-        context=4096,
-        query_heads=heads,
+def problem(
+    head_size: int, block_size: int, group: int, kv_heads: int, **changes: Any
+) -> PagedDecodeProblem:
+    """Two sequences of 1,024 tokens with `group` query heads per KV head."""
+    sizes = {"sequences": 2, "context": 1024, **changes}
+    return PagedDecodeProblem(
+        query_heads=group * kv_heads,
         kv_heads=kv_heads,
         head_size=head_size,
         block_size=block_size,
+        **sizes,
     )
+
+
+@lru_cache(maxsize=32)
+def prepared(geometry: str) -> tuple[tuple[ValidationCase, Operands, Reference], ...]:
+    heads, kv_heads, head_size, block_size = GEOMETRIES[geometry]
+    group = heads // kv_heads
+    of = problem(head_size, block_size, group, kv_heads, sequences=1, context=4096)
     made = []
-    for case in validation_cases(problem):
+    for case in validation_cases(of):
         operands = make_operands(case.problem, case.inputs, case.seed)
         made.append((case, operands, decode_reference(operands)))
     return tuple(made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests import decode_cases
 from tests.family_kernels import variant
 from tests.golden_floats import F16, F32
 from tuner.device_info import DeviceInfo
@@ -16,15 +17,7 @@ Geometry = tuple[int, int, int, int]
 
 
 def problem(geometry: Geometry = (32, 16, 3, 2), **changes: Any) -> PagedDecodeProblem:
-    head_size, block_size, group, kv_heads = geometry
-    sizes = {"sequences": 2, "context": 1024, **changes}
-    return PagedDecodeProblem(
-        query_heads=group * kv_heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
-        block_size=block_size,
-        **sizes,
-    )
+    return decode_cases.problem(*geometry, **changes)
 
 
 WHOLE = "token_lanes=8 value_lanes=1"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from tests.decode_cases import problem
 from tests.family_kernels import COMPILER, assert_right, judged, variant
 from tests.made_devices import gpu, narrow_cpu
 from tests.spirv_tools import spirv_val
@@ -25,19 +26,6 @@ from tuner.quant import planar
 
 if TYPE_CHECKING:
     from tuner.runner.vulkan import VulkanRunner
-
-
-def problem(
-    head_size: int, block_size: int, group: int, kv_heads: int, **changes: int
-) -> PagedDecodeProblem:
-    sizes = {"sequences": 2, "context": 1024, **changes}
-    return PagedDecodeProblem(
-        query_heads=group * kv_heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
-        block_size=block_size,
-        **sizes,
-    )
 
 
 COVERED = {

@@ -55,10 +55,13 @@ def side_by_side(*calls: Callable[[], Any]) -> list[Any]:
         return [future.result() for future in [pool.submit(one, call) for call in calls]]
 
 
-@pytest.mark.parametrize(
+however_it_is_lost = pytest.mark.parametrize(
     ("how", "error"),
     [("segfault", WorkerDiedError), ("hang", RunTimeoutError), ("lost", DeviceLostError)],
 )
+
+
+@however_it_is_lost
 def test_of_pipelines_made_side_by_side_only_the_culprit_fails(
     slow: WorkerRunner, how: How, error: type[TunerError]
 ) -> None:
@@ -76,10 +79,7 @@ def test_of_pipelines_made_side_by_side_only_the_culprit_fails(
         slow.release([made])
 
 
-@pytest.mark.parametrize(
-    ("how", "error"),
-    [("segfault", WorkerDiedError), ("hang", RunTimeoutError), ("lost", DeviceLostError)],
-)
+@however_it_is_lost
 def test_a_launch_that_loses_the_device_does_not_blame_pipelines_being_made(
     slow: WorkerRunner, how: How, error: type[TunerError]
 ) -> None:
