@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.commands import FAMILY, SMALL, Run, only_folder
+from tests.made_records import made_record
+from tuner.cli.session import warn_of_host_clock
 
 
 def test_calibrate_stores_what_it_measures_and_draws_it(
@@ -96,3 +98,13 @@ def test_verify_refuses_what_it_cannot_take_only(
 ) -> None:
     options = [word for text in only for word in ("--only", text)]
     assert says in run_on_device("verify", "kv_append_q8", *options, code=2).err
+
+
+def test_times_of_the_hosts_clock_are_said_to_be_that(capsys: pytest.CaptureFixture[str]) -> None:
+    warn_of_host_clock([made_record()])
+    assert capsys.readouterr().err == ""
+    trouble = "timestamps all read the same"
+    warn_of_host_clock([made_record(), made_record(clock="host", clock_trouble=trouble)])
+    assert f"timed by the host's clock, because {trouble}" in capsys.readouterr().err
+    warn_of_host_clock([made_record(clock="host")])
+    assert "because this device has no timestamps" in capsys.readouterr().err

@@ -175,6 +175,45 @@ def test_without_timestamps_the_hosts_clock_is_read(
     assert min(measurement.samples_ns) > 1.0
 
 
+@pytest.mark.parametrize(
+    ("stamp", "trouble"),
+    [
+        (lambda number: 7, "timestamps all read the same"),
+        (lambda number: 1000 - number, "timestamps run backwards"),
+    ],
+    ids=["still", "backwards"],
+)
+def test_broken_timestamps_are_found_out_and_the_hosts_clock_is_read(
+    loop: Any,
+    loaded_runner: VulkanRunner,
+    monkeypatch: pytest.MonkeyPatch,
+    stamp: Callable[[int], int],
+    trouble: str,
+) -> None:
+    from tuner.runner._clocks import Timestamps
+    from tuner.runner._measuring import Measuring
+
+    def read(_: Timestamps, count: int) -> list[int]:
+        return [stamp(number) for number in range(count)]
+
+    measuring = loaded_runner._measuring
+    fresh = Measuring(measuring._memory, measuring._staging, measuring._commands, None)
+    monkeypatch.setattr(loaded_runner, "_measuring", fresh)
+    monkeypatch.setattr(Timestamps, "read", read)
+    try:
+        measurement = loaded_runner.measure(loop, "w", QUICK)
+    finally:
+        fresh.close()
+    assert (measurement.clock, measurement.clock_trouble) == ("host", trouble)
+    assert len(measurement.samples_ns) >= 3
+    assert min(measurement.samples_ns) > 1.0
+
+
+def test_good_timestamps_give_no_trouble(loop: Any, loaded_runner: VulkanRunner) -> None:
+    measurement = loaded_runner.measure(loop, "w", QUICK)
+    assert (measurement.clock, measurement.clock_trouble) == ("gpu_timestamps", "")
+
+
 def test_both_clocks_and_both_measures_find_about_the_same(
     loaded_runner: VulkanRunner, loop: Any
 ) -> None:

@@ -164,6 +164,16 @@ def test_when_the_reference_fails_the_next_takes_its_place() -> None:
     assert all(len(r.rounds) == 6 for r in records if r.state == "correct")
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_times_of_nothing_are_a_failure_of_the_variant_alone(place: int) -> None:
+    factors = [1.0, 1.0, 1.0]
+    factors[place] = 0.0
+    _, records = race(tuple(factors))
+    assert [record.state == "runtime" for record in records] == [f == 0.0 for f in factors]
+    assert "is 0.0 ns, must be above 0" in str(records[place].error)
+    assert all(len(r.rounds) == 6 for r in records if r.state == "correct")
+
+
 # ---- who wins
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.made_samples import normal
 from tuner.errors import MeasurementError
-from tuner.timing import Series, compare, median_interval, summarise
+from tuner.timing import Series, compare, differ, median_interval, summarise
 
 
 def series(seed: int, count: int = 40, *, factor: float = 1.0, rounds: int = 0) -> Series:
@@ -126,5 +126,11 @@ def test_the_interval_of_rounds_is_that_of_their_medians() -> None:
 def test_rounds_that_do_not_add_up_are_refused() -> None:
     with pytest.raises(MeasurementError, match="rounds of 5 samples in all, but 4"):
         Series(samples_ns=[1.0] * 4, rounds=(2, 3))
-    with pytest.raises(MeasurementError, match="nothing can be compared"):
+    with pytest.raises(MeasurementError, match="nothing was measured"):
         Series(samples_ns=[])
+
+
+@pytest.mark.parametrize("impossible", [0.0, -1.0, math.nan, math.inf])
+def test_times_that_cannot_be_are_refused(impossible: float) -> None:
+    with pytest.raises(MeasurementError, match=r"sample 3 of 3 is .* ns, must be above 0"):
+        differ([1.0, 2.0], [1.0, 2.0, impossible], limit=0.01)

@@ -137,6 +137,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The device's read bandwidth measured in the same session, GB/s."""
     copies: int = 1
     clock: str = "gpu_timestamps"
+    """Which clock was read: "gpu_timestamps" or "host"."""
+    clock_trouble: str = ""
+    """Why the device's timestamps were not read although it has some."""
     ended_by: str = ""
     measure: Measure = "isolated"
     launches: int = 1

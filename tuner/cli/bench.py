@@ -153,6 +153,7 @@ def _timed(
 
 
 def _print_records(records: Sequence[Record], family: Family, calibration: Calibration) -> None:
+    from tuner.cli.session import warn_of_host_clock
     from tuner.cli.variants import describe
     from tuner.kernels import space
     from tuner.timing import summarise
@@ -177,6 +178,7 @@ def _print_records(records: Sequence[Record], family: Family, calibration: Calib
         say(f"{label}: {text}")
     for line in launch_floors(calibration):
         say(line)
+    warn_of_host_clock(records)
     for record, name in zip(records, names, strict=True):
         if record.state != "correct":
             note(f"{record.state}: {record.problem.label}: {record.error}")

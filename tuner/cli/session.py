@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tuner.errors import OutOfMemoryError
     from tuner.kernels.base import Family
     from tuner.problems import Problem
+    from tuner.records import Record
     from tuner.results import Store
     from tuner.runner.vulkan import VulkanRunner
     from tuner.runner.worker import WorkerRunner
@@ -126,6 +127,17 @@ def require_fit(tasks: Iterable[tuple[Family, Problem]], info: DeviceInfo) -> No
     for family, problem in tasks:
         if error := misfit(family, problem, info):
             raise error
+
+
+def warn_of_host_clock(records: Iterable[Record]) -> None:
+    """Say where times are not the device's own, and why."""
+    timed = [record for record in records if record.clock == "host"]
+    if timed:
+        why = timed[-1].clock_trouble or "this device has no timestamps"
+        note(
+            f"note: timed by the host's clock, because {why}: tens of microseconds uncertain, and "
+            "of launches that short --measure batched of bench tells more"
+        )
 
 
 def warn_of_cpu(info: DeviceInfo) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.cli.output import microseconds, note, percent, print_table, say
+from tuner.cli.session import warn_of_host_clock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,6 +92,7 @@ def print_result(ran: Ran) -> None:
     for path in (written.best_config, *written.plots):
         if path is not None:
             say(f"  {path}")
+    warn_of_host_clock(each.best for each in result.problems if each.best)
     if written.error:
         note(f"not exported: {written.error}")
     if shortage := _shortage(result):

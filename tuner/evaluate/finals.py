@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from tuner.errors import MeasurementError
 from tuner.evaluate.evaluator import Evaluator
 from tuner.evaluate.trials import RAN_BADLY, Findings, PreparedTrial, failure_of, utc_now
 from tuner.kernels.base import Values
 from tuner.records import Record
 from tuner.runner.protocol import Measurement, MeasurePlan
-from tuner.timing import MIN_ROUNDS, Series, compare, differ
+from tuner.timing import MIN_ROUNDS, Series, compare, differ, require_samples
 
 FINAL = "final"
 """The note of records that hold a variant's last, interleaved measurement."""
@@ -116,8 +117,10 @@ class _Finalist:
             return None
         started = time.perf_counter()
         try:
-            return evaluator.measure(self.trial, plan)
-        except RAN_BADLY as error:
+            measured = evaluator.measure(self.trial, plan)
+            require_samples(measured.samples_ns)
+            return measured
+        except (*RAN_BADLY, MeasurementError) as error:
             self.findings = self.findings.followed_by(Findings(failure=failure_of(error)))
             return None
         finally:

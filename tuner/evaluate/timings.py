@@ -35,6 +35,7 @@ def timing_fields(
         "high_ns": interval.high_ns,
         "copies": last.copies,
         "clock": last.clock,
+        "clock_trouble": last.clock_trouble,
         "ended_by": last.ended_by,
         "measure": last.measure,
         "launches": last.launches,

@@ -14,7 +14,7 @@ from tuner.device import Device
 from tuner.runner._back_to_back import BackToBack, Rotation
 from tuner.runner._commands import COMPUTE_TO_COMPUTE, TRANSFER_TO_COMPUTE, Commands
 from tuner.runner._launch import Launch
-from tuner.runner._sampling import REFERENCES, Submission, Timed, elapsed
+from tuner.runner._sampling import REFERENCES, Submission, Timed, elapsed, stamp_trouble
 
 _CAPACITY = 512
 _QUERIES = 1 + 2 * (_CAPACITY + REFERENCES)
@@ -80,6 +80,18 @@ class DeviceClock:
 
     def run(self, submission: Submission) -> Timed:
         """See `Clock.run`."""
+        return self._timed(self._stamps(submission), submission)
+
+    def trouble(self) -> str | None:
+        """What is wrong with this device's timestamps, from some around launches; None if nothing.
+
+        Some drivers say that they have timestamps and write the same number every time.
+        """
+        stamps = self._stamps(Submission(samples=1, references=REFERENCES))
+        return stamp_trouble(stamps, self._timestamps.device.info.timestamp_valid_bits)
+
+    def _stamps(self, submission: Submission) -> list[int]:
+        """Run a submission: the stamps at its begin and behind the load, and of each sample."""
         timed = submission.samples + submission.references
         count = 1 + 2 * timed
         recording = self._commands.begin()
@@ -99,7 +111,7 @@ class DeviceClock:
             self._stamp(recording, 2 + 2 * number)
         self._commands.submit()
         self._commands.wait(f"{submission.load} launches and {timed} timed ones")
-        return self._timed(self._timestamps.read(count), submission)
+        return self._timestamps.read(count)
 
     def break_down(self, load: int, samples: int) -> list[tuple[float, ...]]:
         """Nanoseconds of each stretch between barriers, for every launch of which there is room.

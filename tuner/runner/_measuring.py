@@ -36,6 +36,8 @@ class Measuring:
         self._timestamps = Timestamps(memory.device)
         self._stream = BackToBack(memory.device, commands)
         self._reference: Reference | None = None
+        self._trouble: str | None = None
+        """Why the device's timestamps are not read although it has some."""
         self._settled = SettledClock()
         self._measured_at = -math.inf
 
@@ -46,7 +48,7 @@ class Measuring:
 
         Raises:
             RunTimeoutError, DeviceLostError: a launch hangs or kills the device.
-            VulkanError: the device's timestamps are of no use.
+            VulkanError: the device's timestamps fail, although they worked at first.
         """
         rotation = Rotation(launch)
         clock = self._clock(plan, rotation)
@@ -65,6 +67,7 @@ class Measuring:
             warmup_launches=taken.warmup_launches,
             ended_by=taken.ended_by,
             clock="gpu_timestamps" if isinstance(clock, DeviceClock) else "host",
+            clock_trouble=self._trouble or "",
             measure=plan.measure,
             launches=taken.launches,
             timer_step_ns=clock.step_ns,
@@ -100,12 +103,20 @@ class Measuring:
         self._timestamps.close()
 
     def _clock(self, plan: MeasurePlan, rotation: Rotation) -> DeviceClock | HostClock:
+        has_timestamps = self._memory.device.info.has_timestamps
         if self._reference is None:
             self._reference = Reference(self._memory, self._staging, self._commands)
+            if has_timestamps:
+                self._trouble = self._device_clock(Rotation(self._reference.launch)).trouble()
         reference = self._reference.launch
-        if plan.clock == "device" and self._memory.device.info.has_timestamps:
-            return DeviceClock(self._timestamps, self._commands, rotation, reference)
+        if plan.clock == "device" and has_timestamps and self._trouble is None:
+            return self._device_clock(rotation)
         return HostClock(self._commands, rotation, reference, self._stream)
+
+    def _device_clock(self, rotation: Rotation) -> DeviceClock:
+        assert self._reference is not None
+        reference = self._reference.launch
+        return DeviceClock(self._timestamps, self._commands, rotation, reference)
 
     def _care(self, plan: MeasurePlan) -> Care:
         if plan.settle == "always":

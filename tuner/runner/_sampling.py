@@ -146,16 +146,22 @@ def elapsed(stamps: Sequence[int], valid_bits: int) -> list[int]:
     Raises:
         VulkanError: the stamps stand still or run backwards.
     """
-    mask = (1 << valid_bits) - 1
-    ticks = [(after - before) & mask for before, after in itertools.pairwise(stamps)]
-    if any(each > mask >> 1 for each in ticks):
-        raise _broken("run backwards")
+    if trouble := stamp_trouble(stamps, valid_bits):
+        hint = "the device's clock failed while it was read"
+        raise VulkanError("vkGetQueryPoolResults", trouble, 0, hint)
+    return _ticks(stamps, valid_bits)
+
+
+def stamp_trouble(stamps: Sequence[int], valid_bits: int) -> str | None:
+    """What is wrong with stamps between which launches took place; None if they tell time."""
+    ticks = _ticks(stamps, valid_bits)
+    if any(each >= 1 << (valid_bits - 1) for each in ticks):
+        return "timestamps run backwards"
     if not any(ticks):
-        raise _broken("all read the same")
-    return ticks
+        return "timestamps all read the same"
+    return None
 
 
-def _broken(how: str) -> VulkanError:
-    return VulkanError(
-        "vkGetQueryPoolResults", f"timestamps {how}", 0, "this driver cannot time kernels"
-    )
+def _ticks(stamps: Sequence[int], valid_bits: int) -> list[int]:
+    mask = (1 << valid_bits) - 1
+    return [(after - before) & mask for before, after in itertools.pairwise(stamps)]

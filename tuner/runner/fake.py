@@ -232,7 +232,7 @@ class FakeRunner:
         return Measurement(
             samples_ns=tuple(samples),
             copies=resident.copies,
-            warmup_launches=max(1, int(plan.warmup_ms * 1e6 / median_ns)),
+            warmup_launches=max(1, int(plan.warmup_ms * 1e6 / max(median_ns, 1.0))),
             ended_by=ended_by,
             clock="gpu_timestamps" if plan.clock == "device" else "host",
             measure=plan.measure,

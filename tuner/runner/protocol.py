@@ -202,7 +202,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
     A sample is the mean of `launches` launches. `copies` is how many copies of the operands the
     launches rotated over. `ended_by` names the rule that ended sampling. `clock` tells which clock
-    was read, `timer_step_ns` the smallest difference that its stamps showed (0: not known).
+    was read, `clock_trouble` why it was not the device's although there is one. `timer_step_ns` is
+    the smallest difference that its stamps showed (0: not known).
     """
 
     samples_ns: tuple[float, ...]
@@ -210,6 +211,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     warmup_launches: int
     ended_by: EndedBy
     clock: ClockName = "gpu_timestamps"
+    clock_trouble: str = ""
     measure: Measure = "isolated"
     launches: int = 1
     timer_step_ns: float = 0.0

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tuner.errors import MeasurementError
 from tuner.timing.dependence import Floats, effective_count
-from tuner.timing.summary import MIN_ROUNDS, medians_of_rounds
+from tuner.timing.summary import MIN_ROUNDS, medians_of_rounds, require_samples
 
 Verdict = Literal["faster", "slower", "no difference shown"]
 Units = Literal["samples", "rounds", "rounds in pairs"]
@@ -37,7 +37,7 @@ class Series:
     of one pairs with one of the other.
 
     Raises:
-        MeasurementError: no samples, or the rounds do not add up to them.
+        MeasurementError: no samples, one that is no time above zero, or the rounds do not add up.
     """
 
     samples_ns: Sequence[float]
@@ -46,8 +46,7 @@ class Series:
     run: str = ""
 
     def __post_init__(self) -> None:
-        if not self.samples_ns:
-            raise MeasurementError("no samples: nothing can be compared")
+        require_samples(self.samples_ns)
         if self.rounds and sum(self.rounds) != len(self.samples_ns):
             raise MeasurementError(
                 f"rounds of {sum(self.rounds)} samples in all, but {len(self.samples_ns)} samples"
