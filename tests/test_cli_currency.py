@@ -11,8 +11,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.made_records import decode, made_record
-from tuner import kernels
-from tuner.cli import app
+from tuner import kernels, plots
+from tuner.cli import app, tune
+from tuner.cli.session import Opened
 from tuner.compile import Compiler
 from tuner.device_info import DeviceInfo
 from tuner.evaluate import Currency, Evaluator
@@ -58,6 +59,23 @@ def write(folder: Path, *records: Record) -> Path:
         store.write_device(INFO)
         store.extend(records)
     return folder
+
+
+def test_a_picture_that_cannot_be_drawn_costs_a_run_neither_export_nor_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a bug of a picture")
+
+    monkeypatch.setitem(plots.PLOTS, "history", broken)
+    folder = write(tmp_path, current(BASELINE, 100.0), current(START, 10.0))
+    with Store(folder) as store:
+        written = tune._write(store, Opened(FakeRunner(INFO), Compiler()))  # type: ignore[arg-type]
+    assert written.best_config == folder / "best-config.json"
+    assert {path.stem for path in written.plots} == set(plots.PLOTS) - {"history"}
+    assert [len(outcome.records) for outcome in written.outcomes] == [2]
+    assert written.error is not None
+    assert "history.png: cannot be drawn: ZeroDivisionError: a bug of a picture" in written.error
 
 
 @pytest.fixture
