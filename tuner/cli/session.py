@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from tuner.runner.vulkan import VulkanRunner
     from tuner.runner.worker import WorkerRunner
 
+HOST_COPIES = 2
+"""Operands in the host's memory at once: as they are made, and as they go to the worker."""
+
 
 @dataclass(frozen=True, slots=True)
 class Opened:
@@ -109,13 +112,20 @@ def open_store(out: Path, info: DeviceInfo) -> Iterator[Store]:
 
 
 def misfit(family: Family, problem: Problem, info: DeviceInfo) -> OutOfMemoryError | None:
-    """The reason why a problem's operands cannot fit on the device, found without making them."""
+    """The reason why a problem's operands cannot fit on the device, or on the host on their way to
+    it, found without making them."""
+    from tuner._host_memory import HOST, available_host_bytes
     from tuner.errors import OutOfMemoryError
 
     needed = family.bytes_moved(problem)
     heaps = [heap for heap in info.memory_heaps if heap.device_local] or info.memory_heaps
     room = max((min(h.size_bytes, h.budget_bytes or h.size_bytes) for h in heaps), default=needed)
-    return OutOfMemoryError(problem.label, needed, room) if needed > room else None
+    if needed > room:
+        return OutOfMemoryError(problem.label, needed, room)
+    on_host, host_room = HOST_COPIES * needed, available_host_bytes()
+    if on_host > host_room:
+        return OutOfMemoryError(problem.label, on_host, host_room, holder=HOST)
+    return None
 
 
 def require_fit(tasks: Iterable[tuple[Family, Problem]], info: DeviceInfo) -> None:

@@ -15,9 +15,11 @@ from typing import Any, Protocol, cast
 import msgspec
 
 from tuner import templates
+from tuner._host_memory import HOST, available_host_bytes
 from tuner.errors import (
     DeviceLostError,
     MeasurementError,
+    OutOfMemoryError,
 )
 from tuner.evaluate.building import (
     Render,
@@ -262,11 +264,20 @@ class Evaluator:
     # ---- inside
 
     def _timed_operands(self) -> tuple[Operands, Reference]:
-        """The operands that are timed, and the right answer to a few groups of them."""
+        """The operands that are timed, and the right answer to a few groups of them.
+
+        Raises:
+            OutOfMemoryError: the host has no room for them.
+        """
         with self._lock:
             if self._operands is None:
-                operands = self.family.operands(self.problem, TIMING_INPUTS, 0)
-                reference = self.family.sampled_reference(operands, SAMPLED_GROUPS)
+                try:
+                    operands = self.family.operands(self.problem, TIMING_INPUTS, 0)
+                    reference = self.family.sampled_reference(operands, SAMPLED_GROUPS)
+                except MemoryError:
+                    least = self.family.bytes_moved(self.problem)
+                    room = available_host_bytes()
+                    raise OutOfMemoryError(self.problem.label, least, room, holder=HOST) from None
                 self._operands = operands, with_cached_bounds(reference)
             return self._operands
 

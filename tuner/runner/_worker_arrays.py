@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
+from tuner._host_memory import HOST, available_host_bytes
 from tuner.errors import OutOfMemoryError
 from tuner.runner.protocol import Array
 
@@ -80,8 +81,12 @@ def _shared(what: str, arrays: Mapping[str, Array], parts: Mapping[str, Part], n
             _write(descriptor, array, parts[name].offset)
     except OSError:
         os.close(descriptor)
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        raise OutOfMemoryError(f"{what}, to be handed to the worker,", nbytes, free) from None
+        raise OutOfMemoryError(
+            f"{what}, to be handed to the worker,",
+            nbytes,
+            available_host_bytes(),
+            holder=HOST,
+        ) from None
     except BaseException:
         os.close(descriptor)
         raise
