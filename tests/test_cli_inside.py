@@ -22,11 +22,11 @@ from tests.made_records import (
 )
 from tests.toy_family import TOY, toy_problem
 from tuner import kernels
-from tuner.cli import app, bench, output, progress, summary, variants
+from tuner.cli import app, bench, output, progress, session, summary, variants
 from tuner.cli.calibrate import sensors
 from tuner.cli.session import Opened
 from tuner.compile import Compiler
-from tuner.errors import ResultsError
+from tuner.errors import ResultsError, UsageError
 from tuner.evaluate import FINAL, REFERENCE
 from tuner.export import markdown
 from tuner.records import Energy, Observation, Record
@@ -372,3 +372,10 @@ def test_the_summary_says_that_nothing_was_right() -> None:
         family=TOY, problem=toy_problem(), ended="seconds", legal=9, trials=12, measured=12
     )
     assert "no correct" in summary._variant(result)
+
+
+def test_a_system_without_workers_is_told_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("os.memfd_create")
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(UsageError, match="needs Linux, this is darwin: give --in-process"):
+        session.opened(None).__enter__()

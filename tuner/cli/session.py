@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -62,6 +63,7 @@ def opened(
 
     Raises:
         NoDeviceError: no driver, or none or several devices that match.
+        UsageError: a worker process is asked for that this system cannot have.
     """
     from tuner.compile import Compiler
 
@@ -83,8 +85,15 @@ def _in_process(
 def _in_worker(
     selector: str | None, validation: bool, cache: Path, launch_s: float | None
 ) -> WorkerRunner:
+    from tuner.errors import UsageError
     from tuner.runner._deadlines import Deadlines
     from tuner.runner.worker import WorkerRunner
+
+    if not hasattr(os, "memfd_create"):
+        raise UsageError(
+            f"the worker process that does the device work needs Linux, this is {sys.platform}: "
+            "give --in-process to do it here, where a kernel that crashes ends the run"
+        )
 
     deadlines = Deadlines(launch_s=launch_s)
     return WorkerRunner(selector, validation, cache_dir=cache, deadlines=deadlines)

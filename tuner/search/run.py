@@ -324,8 +324,9 @@ def _timed_as_searched(session: Session, settings: Settings) -> Session:
 
 
 def _template_digest() -> str:
-    """Changes with any template."""
+    """Changes with any template, its place among the others included."""
+    root = templates.TEMPLATE_DIR
     digest = hashlib.sha256()
-    for path in sorted(templates.TEMPLATE_DIR.rglob("*.jinja")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    for path in sorted(root.rglob("*.jinja")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

@@ -101,7 +101,7 @@ class Settings:
         """Threads that prepare variants."""
         if self.workers is not None:
             return self.workers
-        return min(16, len(os.sched_getaffinity(0)))
+        return min(16, _processors())
 
     def reference_after(self, device: DeviceInfo) -> int:
         """Trials after which a reference is due; 0 for never."""
@@ -246,3 +246,10 @@ class RunResult:
         """Share of wall time in which the device thread validated or timed."""
         spent = sum(result.seconds for result in self.problems)
         return sum(r.busy * r.seconds for r in self.problems) / spent if spent else 0.0
+
+
+def _processors() -> int:
+    """Those that this process may use, where the system tells; else all."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
