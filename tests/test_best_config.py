@@ -9,13 +9,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tuner
 from tests.made_records import decode
-from tests.toy_export import FAST, PROBLEM, export, toy_record
+from tests.toy_export import FAST, PROBLEM, export, toy_record, with_rule
 from tuner.errors import InputFileError, UnknownNameError, UsageError
 from tuner.export.best_config import BestConfig, encode
 from tuner.problems import PagedDecodeProblem
@@ -28,7 +29,9 @@ ROOT = Path(__file__).parent.parent
 def config_for(problems: list[PagedDecodeProblem]) -> BestConfig:
     """A configuration whose entries differ in nothing but the problem."""
     with tempfile.TemporaryDirectory() as folder:
-        return export(Path(folder), [toy_record(FAST, problem=p) for p in problems])[0]
+        made = [toy_record(FAST, problem=p) for p in problems]
+        rule = with_rule()
+        return export(Path(folder), made, family_of=rule)[0]
 
 
 LOOKUP = config_for([decode(s, c) for s in (1, 8, 64) for c in (4096, 16384)])
@@ -73,6 +76,19 @@ def test_lookup_never_crosses_head_geometry() -> None:
             LOOKUP.lookup("toy", other)
 
 
+def test_without_a_rule_an_entry_is_for_its_very_problem(tmp_path: Path) -> None:
+    config, _ = export(tmp_path, [toy_record(FAST)])
+    match = config.lookup("toy", PROBLEM)
+    assert match.how == "exact"
+    longer = msgspec.structs.replace(PROBLEM, context=65)
+    with pytest.raises(
+        UsageError, match=r"cannot be launched there as what was tuned: it has no r"
+    ):
+        config.lookup("toy", longer)
+    with pytest.raises(UsageError, match="cannot be launched on 2x65 .*: it has no rule"):
+        match.entry.dispatch.launch(longer)
+
+
 def test_lookup_of_an_unknown_family_names_the_known() -> None:
     with pytest.raises(UnknownNameError, match="legal: toy"):
         LOOKUP.lookup("toys", PROBLEM)
@@ -102,8 +118,8 @@ def test_a_missing_file_is_said(tmp_path: Path) -> None:
 
 def test_another_schema_version_is_said(tmp_path: Path) -> None:
     path = tmp_path / "best-config.json"
-    path.write_bytes(encode(LOOKUP).replace(b'"schema_version": 1', b'"schema_version": 2'))
-    with pytest.raises(InputFileError, match="has schema version 2, this version of the tuner"):
+    path.write_bytes(encode(LOOKUP).replace(b'"schema_version": 2', b'"schema_version": 3'))
+    with pytest.raises(InputFileError, match="has schema version 3, this version of the tuner"):
         tuner.load_best_config(path)
 
 

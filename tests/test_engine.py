@@ -1,185 +1,184 @@
-"""An engine in miniature: it knows `best-config.json` and docs/engine.md alone, no family, and
-launches what was tuned for one batch on batches of its own."""
+"""What an engine launches by `best-config.json` alone (`published_launches`) on batches that were
+never tuned: right answers, for every kernel family."""
 
 from __future__ import annotations
 
-import math
-import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 import tuner
-from tests.family_kernels import COMPILER, launch, variant
+from tests.family_kernels import COMPILER, launch
 from tests.made_records import made_record
+from tests.published_launches import Engine
 from tuner import kernels
 from tuner.cli.report import export_best
 from tuner.device_info import DeviceInfo
+from tuner.errors import UsageError
 from tuner.evaluate import Currency
 from tuner.evaluate.building import named
-from tuner.export.best_config import BestConfig, Entry
-from tuner.kernels.base import Operands
+from tuner.kernels.base import Family, Operands, ValidationCase, Values
+from tuner.kernels.space import parse_values, reasons
 from tuner.oracle import judge
-from tuner.problems import PagedDecodeProblem
+from tuner.problems import Problem
 from tuner.results import Store
-from tuner.runner.protocol import Execution, Job, JobPass
+from tuner.workloads import geometries
 
 if TYPE_CHECKING:
     from tuner.runner.vulkan import VulkanRunner
 
-FAMILY = kernels.family("paged_decode_q8")
-TUNED = PagedDecodeProblem(sequences=4, context=512, query_heads=8, kv_heads=2, head_size=64)
-BATCHES = {
-    "ragged": {"sequences": 5, "context": 700, "lengths": "list:1,0,700,33,256"},
-    "one long": {"sequences": 1, "context": 900},
-    "many": {"sequences": 19, "context": 48, "lengths": "uniform:0"},
-}
-OF_A_BATCH = ("num_sequences", "max_context_len", "max_blocks", "q_stride")
-"""Push constants that an engine knows, whatever the kernel."""
-PACKED = {"uint": "I", "int": "i", "float": "f"}
+OWN = (
+    "max_blocks",
+    "q_stride",
+    "key_stride",
+    "value_stride",
+    "visible_stride",
+    "max_parts",
+    "blocks",
+)
+"""Push constants that say how an engine has laid out its buffers; docs/engine.md names them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
-    """What an engine does with a folder that the tuner has exported."""
-
-    folder: Path
-
-    @property
-    def config(self) -> BestConfig:
-        return tuner.load_best_config(self.folder)
-
-    def job(self, problem: PagedDecodeProblem, batch: Mapping[str, int | float]) -> Job:
-        """What to launch for a batch; `batch` has its push constants."""
-        family = self.config.families["paged_decode_q8"]
-        entry = self.config.lookup("paged_decode_q8", problem).entry
-        cut = (
-            dealt(entry, problem) if entry.values["strategy"] == "matrix" else split(entry, problem)
-        )
-        push = {
-            **entry.passes[0].push_constants,
-            **{name: batch[name] for name in OF_A_BATCH},
-            **{name: cut[name] for name in ("num_splits", "tokens_per_split")},
-        }
-        layout = "<" + "".join(PACKED[each.type] for each in family.abi.push_constants)
-        packed = struct.pack(layout, *(push[each.name] for each in family.abi.push_constants))
-        known = {**msgspec.to_builtins(problem), **push}
-        by_number = sorted(family.abi.bindings, key=lambda each: each.binding)
-        return Job(
-            passes=tuple(
-                JobPass(
-                    name=each.name,
-                    spirv=each.read_spirv(self.folder),
-                    push=packed,
-                    groups=groups(entry.dispatch.groups[each.name], known),
-                    subgroup_size=each.subgroup_size,
-                )
-                for each in entry.passes
-            ),
-            bindings=tuple(each.buffer for each in by_number),
-            scratch_bytes={"partials": cut["partials"], "counters": cut["counters"]},
-            counters=tuple(each.buffer for each in by_number if each.role == "counter"),
-        )
-
-
-def groups(terms: tuple[str, str, str], known: Mapping[str, int]) -> tuple[int, int, int]:
-    x, y, z = (int(term) if term.isdecimal() else int(known[term]) for term in terms)
-    return x, y, z
-
-
-def policy(entry: Entry) -> tuple[str, int]:
-    name, _, number = entry.dispatch.policy.partition(":")
-    return name, int(number or 0)
-
-
-def split(entry: Entry, problem: PagedDecodeProblem) -> dict[str, int]:
-    """The dispatch rule of kernels whose workgroups take a part of a context each, by its text."""
-    name, number = policy(entry)
-    pairs = problem.sequences * problem.kv_heads
-    wanted = {
-        "none": lambda: 1,
-        "count": lambda: number,
-        "tokens": lambda: math.ceil(problem.context / number),
-        "device": lambda: number * entry.dispatch.facts["compute_units"] // pairs,
-    }[name]()
-    granule = entry.dispatch.facts.get("granule_tokens", 1)
-    tokens = math.ceil(math.ceil(problem.context / max(1, wanted)) / granule) * granule
-    parts = math.ceil(problem.context / tokens)
-    rows = problem.sequences * problem.query_heads * parts
-    return {
-        "num_splits": parts,
-        "tokens_per_split": tokens,
-        "partials": 4 * rows * (problem.head_size + 2),
-        "counters": 4,
-    }
-
-
-def dealt(entry: Entry, problem: PagedDecodeProblem) -> dict[str, int]:
-    """The dispatch rule of kernels that deal out all tokens evenly, by its text."""
-    name, number = policy(entry)
-    pairs = problem.sequences * problem.kv_heads
-    assert name == "count"
-    rows = (pairs + number * pairs) * (problem.query_heads // problem.kv_heads)
-    return {
-        "num_splits": number * pairs,
-        "tokens_per_split": 0,
-        "partials": 4 * rows * (problem.head_size + 4),
-        "counters": 4 * pairs,
-    }
-
-
-def exported(folder: Path, info: DeviceInfo, text: str) -> Engine:
+def exported(
+    folder: Path, family: Family, tuned: Problem, values: Values, info: DeviceInfo
+) -> Engine:
     """The engine over an export in which this variant is the best."""
-    values = variant(FAMILY, text, info)
-    key = named(FAMILY, values, TUNED, info, COMPILER.identity).key
-    identity = {"variant": key, "compiler": COMPILER.identity, "device": info}
+    key = named(family, values, tuned, info, COMPILER.identity).key
+    record = msgspec.structs.replace(
+        made_record(values=dict(values), device=info),
+        problem=tuned,
+        variant=key,
+        family=family.name,
+        compiler=COMPILER.identity,
+    )
     with Store(folder) as store:
-        store.append(made_record(TUNED, dict(values), **identity))
+        store.append(record)
         export_best(store, info, COMPILER, Currency(info, COMPILER.identity))
     return Engine(folder=folder)
 
 
-def attended(
-    runner: VulkanRunner, engine: Engine, problem: PagedDecodeProblem
-) -> tuple[Operands, Execution]:
-    operands = FAMILY.operands(problem, "random", 7)
-    return operands, launch(runner, engine.job(problem, operands.scalars), operands)
+def sizes(problem: Problem) -> dict[str, int]:
+    """What an engine knows of its batch."""
+    fields = msgspec.to_builtins(problem).items()
+    return {**{k: v for k, v in fields if isinstance(v, int)}, **problem.counts}
 
 
-def check(runner: VulkanRunner, engine: Engine, batch: str) -> None:
-    problem = msgspec.structs.replace(TUNED, **BATCHES[batch])
-    match = engine.config.lookup("paged_decode_q8", problem)
-    assert match.how == "nearest"
-    operands, execution = attended(runner, engine, problem)
-    arithmetic = FAMILY.arithmetic(match.entry.values)
-    verdict = judge(execution.outputs, FAMILY.reference(operands), arithmetic, batch)
+def of_buffers(operands: Operands) -> dict[str, int]:
+    """What an engine knows of its buffers: strides, and tokens that its cache has room for."""
+    scalars: Mapping[str, Any] = operands.scalars
+    own = {name: int(scalars[name]) for name in OWN if name in scalars}
+    return own | ({"max_tokens": int(scalars["capacity"])} if "capacity" in scalars else {})
+
+
+def chosen(family: Family, text: str, info: DeviceInfo) -> Values:
+    """A variant by what matters, for subgroups of the device's size."""
+    size = f"subgroup_size={info.subgroup_size}"
+    words = text.split()
+    found = parse_values(family, words, family.baseline)
+    if "subgroup_size" in family.meaningful(found):
+        found = parse_values(family, [size, *words], family.baseline)
+    return found
+
+
+def tuned_for(cases: Sequence[ValidationCase], sizes_of: Problem) -> Problem:
+    """A problem of these sizes, and of the geometry that most of the cases have."""
+    free = (*sizes_of.SIZES, "lengths")
+    found = [
+        {name: v for name, v in msgspec.structs.asdict(case.problem).items() if name not in free}
+        for case in cases
+    ]
+    return msgspec.structs.replace(sizes_of, **max(found, key=found.count))
+
+
+def others(engine: Engine, family: Family, cases: Sequence[ValidationCase]) -> list[ValidationCase]:
+    """Those that the entry can be launched on by its rule."""
+    config, found = tuner.load_best_config(engine.folder), []
+    for case in cases:
+        try:
+            match = config.lookup(family.name, case.problem)
+        except UsageError:
+            continue
+        if match.how == "nearest":
+            found.append(case)
+    return found
+
+
+def check(runner: VulkanRunner, engine: Engine, family: Family, case: ValidationCase) -> None:
+    """The entry answers a case rightly, and the tuner's own reader launches it likewise."""
+    operands = family.operands(case.problem, case.inputs, case.seed)
+    own = of_buffers(operands)
+    job = engine.job(family.name, sizes(case.problem), own)
+    (entry,) = tuner.load_best_config(engine.folder).families[family.name].entries
+    launch_ = entry.dispatch.launch(case.problem, own)
+    assert launch_.groups == {each.name: each.groups for each in job.passes}
+    assert launch_.scratch_bytes == job.scratch_bytes
+    execution = launch(runner, job, operands)
+    arithmetic = family.arithmetic(entry.values)
+    verdict = judge(execution.outputs, family.reference(operands), arithmetic, case.name)
     assert verdict.ok, verdict.message
     assert execution.dirty_counters == ()
 
 
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize(
-    "text",
-    [
-        "scalar_f32 lanes_per_token=8 split=count:4",
-        "packed_f16 subgroups=2 lanes_per_token=8 split=tokens:256 combine_slices=2",
-        "int_dot staging=shared lanes_per_token=8 split=device:4",
-        "scalar_f32 staging=shared lanes_per_token=4",
-    ],
-)
-def test_batches_that_were_not_tuned_are_answered_by_the_published_rule(
-    vulkan_runner: VulkanRunner, tmp_path: Path, text: str, batch: str
-) -> None:
-    check(vulkan_runner, exported(tmp_path, vulkan_runner.info, text), batch)
+CUTS = {
+    "parts": "strategy=packed_f16 lanes_per_token=8 split=count:4",
+    "tokens": "strategy=packed_f16 subgroups=2 lanes_per_token=8 split=tokens:256 combine_slices=2",
+    "device": "strategy=int_dot staging=shared lanes_per_token=8 split=device:4",
+    "whole": "strategy=scalar_f32 staging=shared lanes_per_token=8",
+    "baseline": "strategy=baseline",
+}
+DEALT = ("none", "count:2", "tokens:2048", "device:1", "fit:2")
 
 
-@pytest.mark.parametrize("batch", BATCHES)
-def test_matrix_kernels_are_launched_by_the_published_rule(
-    vulkan_runner: VulkanRunner, matrix_shape: str, tmp_path: Path, batch: str
+def launch_everywhere(
+    runner: VulkanRunner,
+    folder: Path,
+    family: Family,
+    values: Values,
+    tuned: Problem,
+    cases: Sequence[ValidationCase],
 ) -> None:
-    text = f"matrix matrix_shape={matrix_shape} staging=shared split=count:2"
-    check(vulkan_runner, exported(tmp_path, vulkan_runner.info, text), batch)
+    engine = exported(folder, family, tuned, values, runner.info)
+    launched = others(engine, family, cases)
+    assert launched
+    for case in launched:
+        check(runner, engine, family, case)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_int8_decode_is_cut_for_batches_that_were_not_tuned(
+    vulkan_runner: VulkanRunner, tmp_path: Path, cut: str
+) -> None:
+    family = kernels.family("paged_decode_q8")
+    values = chosen(family, CUTS[cut], vulkan_runner.info)
+    tuned = geometries(family.kind)[0]
+    cases = family.validation_cases(tuned)
+    launch_everywhere(vulkan_runner, tmp_path, family, values, tuned, cases)
+
+
+@pytest.mark.parametrize("split", DEALT)
+def test_int8_decode_on_matrix_units_is_dealt_out_to_them(
+    vulkan_runner: VulkanRunner, matrix_shape: str, tmp_path: Path, split: str
+) -> None:
+    family = kernels.family("paged_decode_q8")
+    text = f"strategy=matrix matrix_shape={matrix_shape} staging=shared split={split}"
+    values = chosen(family, text, vulkan_runner.info)
+    tuned = geometries(family.kind)[0]
+    cases = family.validation_cases(tuned)
+    launch_everywhere(vulkan_runner, tmp_path, family, values, tuned, cases)
+
+
+@pytest.mark.parametrize("family", kernels.families(), ids=lambda family: family.name)
+def test_every_family_is_launched_on_what_was_not_tuned(
+    vulkan_runner: VulkanRunner, tmp_path: Path, family: Family
+) -> None:
+    for problem in geometries(family.kind):
+        cases = family.validation_cases(problem)
+        tuned = tuned_for(cases, problem)
+        for values in family.starts:
+            if not reasons(family, values, tuned, vulkan_runner.info):
+                launch_everywhere(vulkan_runner, tmp_path, family, values, tuned, cases)
+                return
+    raise AssertionError("no start is legal on any geometry")

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,21 @@ from tests.made_records import (
     software,
 )
 from tests.toy_device import toy_device
-from tests.toy_export import BASE, FAST, PROBLEM, build, export, toy_record
+from tests.toy_export import (
+    BASE,
+    FAST,
+    PROBLEM,
+    build,
+    export,
+    toy_record,
+    toy_rule,
+    with_rule,
+)
 from tests.toy_family import TOY, toy_problem
 from tuner.errors import CompileError, InputFileError, ResultsError, UnknownNameError
 from tuner.export import FORMATS, Exported, export_table, markdown, t4
 from tuner.export.best_config import BestConfig, json_schema
-from tuner.kernels.base import Candidate, DispatchRule, Family, Values
+from tuner.kernels.base import Family, Values
 from tuner.kernels.space import require_legal
 from tuner.problems import Problem
 from tuner.records import Record
@@ -103,6 +113,18 @@ def test_the_evidence_is_that_of_the_record(tmp_path: Path) -> None:
     assert (evidence.samples, evidence.variant) == (15, fast.variant)
     assert evidence.check is not None
     assert (evidence.check.error, evidence.check.bound) == (4e-4, 2e-3)
+
+
+def test_the_evidence_of_a_final_has_the_validation_of_its_trial(tmp_path: Path) -> None:
+    trial = toy_record(FAST, 10.0, time="2026-01-01T00:00:00Z")
+    assert trial.check is not None
+    once = msgspec.structs.replace(trial.check, cases=1, error=1e-5)
+    again = toy_record(FAST, 10.1, note="final", check=once, time="2026-01-02T00:00:00Z")
+    config, _ = export(tmp_path, [trial, again])
+    evidence = config.families["toy"].entries[0].evidence
+    assert evidence.median_us == pytest.approx(10.1)
+    assert evidence.check is not None
+    assert (evidence.check.cases, evidence.check.error) == (trial.check.cases, trial.check.error)
 
 
 def test_chosen_is_the_fastest_correct_record_of_this_device_and_driver(tmp_path: Path) -> None:
@@ -226,29 +248,66 @@ def test_a_spirv_file_that_was_damaged_is_noticed_and_written_again(tmp_path: Pa
 # The dispatch rule
 
 
-def with_rule(main: tuple[str, str, str]) -> Any:
-    def rule(candidate: Candidate) -> DispatchRule:
-        return DispatchRule(
-            policy=f"count:{candidate['split']}",
-            facts={"granule": 16},
-            groups={"main": main},
-            text="one workgroup a sequence",
-        )
-
-    return lambda name: dataclasses.replace(TOY, dispatch=rule)
-
-
 def test_a_family_with_a_rule_exports_it(tmp_path: Path) -> None:
-    rule = with_rule(("sequences", "1", "1"))
-    config, _ = export(tmp_path, [toy_record(FAST)], family_of=rule)
+    config, _ = export(tmp_path, [toy_record(FAST)], family_of=with_rule())
     dispatch = config.families["toy"].entries[0].dispatch
     assert (dispatch.policy, dispatch.facts) == ("count:2", {"granule": 16})
-    assert dispatch.groups == {"main": ("sequences", "1", "1")}
+    assert dispatch.groups == {"main": ("sequences", "1", "1"), "join": ("1", "1", "1")}
+    launch = dispatch.launch(toy_problem(7, 64))
+    assert launch.groups == {"main": (7, 1, 1), "join": (1, 1, 1)}
+    assert launch.push_constants == {"rows": 14}
+    assert launch.scratch_bytes == {"partial": 8}
 
 
-def test_a_rule_that_contradicts_the_measured_launch_is_a_bug(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"gives \(4, 1, 1\) for pass main, measured was \(2, 1"):
-        export(tmp_path, [toy_record(FAST)], family_of=with_rule(("rows", "1", "1")))
+def changed(**fields: Any) -> Callable[[str], Family]:
+    rule = dataclasses.replace(toy_rule(), **fields)
+    return lambda _name: dataclasses.replace(TOY, dispatch=lambda _candidate: rule)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"groups": {"main": ("rows", "1", "1"), "join": ("1", "1", "1")}}, r"groups of main, mea"),
+        ({"groups": {"main": ("sequences", "1", "1")}}, r"passes, measured was \['join', 'main'\]"),
+        ({"push": {"rows": "rows + 1"}}, r"push constants of main, measured was {'rows': 4"),
+        ({"push": {"row": "rows"}}, r"'row': 4} for push constants of main"),
+        ({"scratch": {"partial": "4"}}, r"{'partial': 4} for scratch, measured was {'partial': 8"),
+        ({"scratch": {}}, "{} for scratch"),
+    ],
+)
+def test_a_rule_that_contradicts_the_measured_launch_is_a_bug(
+    tmp_path: Path, fields: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        export(tmp_path, [toy_record(FAST)], family_of=changed(**fields))
+
+
+def test_what_goes_beside_the_pass_before_it_is_exported(tmp_path: Path) -> None:
+    def together(family: Family, problem: Problem, values: Values) -> Job:
+        job = build(family, problem, values)
+        first, second = job.passes
+        beside = msgspec.structs.replace(second, beside=True)
+        return msgspec.structs.replace(job, passes=(first, beside))
+
+    config, _ = export(tmp_path, [toy_record(FAST)], build=together)
+    assert [each.beside for each in config.families["toy"].entries[0].passes] == [False, True]
+
+
+def test_the_baseline_alone_is_no_choice_where_all_else_has_changed(tmp_path: Path) -> None:
+    def objection(record: Record) -> str | None:
+        return None if record.values == BASE else "sources have changed"
+
+    made = [toy_record(BASE, 100.0), toy_record(FAST, 10.0)]
+    with pytest.raises(ResultsError, match="only the baseline is of today's kernels, and no choic"):
+        export(tmp_path, made, objection=objection)
+    tried = toy_record({**FAST, "unroll": 2}, 120.0)
+    untouched = {record.variant for record in (made[0], tried)}
+    config, _ = export(
+        tmp_path,
+        [tried],
+        objection=lambda record: None if record.variant in untouched else "sources have changed",
+    )
+    assert [entry.values for entry in config.families["toy"].entries] == [BASE]
 
 
 # Other formats

@@ -42,6 +42,12 @@ def test_finalists_of_several_passes_tell_where_their_time_goes(journal: Path) -
     run(journal, store=store)
     finals = [record for record in store.kept if record.note == FINAL]
     assert {record.passes for record in finals} >= {2}
+    tried = {r.variant: r.check for r in store.kept if r.note != FINAL}
+    for record in finals:
+        first = tried[record.variant]
+        assert first is not None
+        assert record.check is not None
+        assert record.check.cases == first.cases > 1, "the check of the finals alone would be 1"
     for record in finals:
         names = [stretch.passes for stretch in record.breakdown]
         assert names == ([("main",), ("join",)] if record.passes == 2 else [])

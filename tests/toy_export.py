@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from tests.toy_family import FACTOR, TOY, toy_problem
 from tuner.errors import UnknownNameError
 from tuner.export import Exported, export_best_config
 from tuner.export.best_config import BestConfig
-from tuner.kernels.base import Family, Values
+from tuner.kernels.base import DispatchRule, Family, Values
 from tuner.problems import PagedDecodeProblem, Problem
 from tuner.records import Record
 from tuner.results import Store
@@ -27,6 +29,24 @@ def family_of(name: str) -> Family:
     if name != "toy":
         raise UnknownNameError("family", name, ["toy"])
     return TOY
+
+
+def toy_rule(main: tuple[str, str, str] = ("sequences", "1", "1")) -> DispatchRule:
+    """A rule for the variant `FAST` on other batches."""
+    return DispatchRule(
+        policy="count:2",
+        facts={"granule": 16},
+        terms=(("rows", "sequences * query_heads"),),
+        groups={"main": main, "join": ("1", "1", "1")},
+        push={"rows": "rows"},
+        scratch={"partial": "8"},
+        text="one workgroup a sequence",
+    )
+
+
+def with_rule(main: tuple[str, str, str] = ("sequences", "1", "1")) -> Callable[[str], Family]:
+    """The toy family with `toy_rule`, as an export asks for it."""
+    return lambda _name: dataclasses.replace(TOY, dispatch=lambda _candidate: toy_rule(main))
 
 
 def build(family: Family, problem: Problem, values: Values) -> Job:

@@ -15,10 +15,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 
 from tuner.errors import InputFileError, UnknownNameError, UsageError
+from tuner.export.launch_rule import Dispatch
 from tuner.problems import AnyProblem, Problem
 from tuner.records import BufferRole
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 FILE_NAME = "best-config.json"
 SPIRV_FOLDER = "spirv"
 
@@ -74,7 +75,9 @@ class Abi(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EntryPass(msgspec.Struct, frozen=True, kw_only=True):
-    """One dispatch. Between two passes all writes must be made visible by a barrier.
+    """One dispatch. Before each but the first a barrier must make all writes visible, unless it
+    may run `beside` the pass before it: it needs nothing that the passes since the last barrier
+    write, and the time of the entry was measured without one.
 
     `spirv` is a file beside the configuration, named by the SHA-256 of its content; the entry point
     is `main`. `groups` and `push_constants` hold for exactly the entry's problem. `subgroup_size`
@@ -85,6 +88,7 @@ class EntryPass(msgspec.Struct, frozen=True, kw_only=True):
     spirv: SpirvName
     sha256: Sha256
     subgroup_size: int | None
+    beside: bool
     groups: tuple[int, int, int]
     push_constants: dict[str, int | float]
 
@@ -104,22 +108,9 @@ class EntryPass(msgspec.Struct, frozen=True, kw_only=True):
         return data
 
 
-class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
-    """How to launch the variant on other lengths of the same head geometry.
-
-    `policy` with `facts` says how the work is cut; `groups` gives for each pass the workgroup
-    counts in x, y and z as fields of the problem, push constants or numbers; `text` says it in
-    words. The policy ``fixed`` means: as given in the passes, for the entry's problem alone.
-    """
-
-    policy: str
-    facts: dict[str, int]
-    groups: dict[str, tuple[str, str, str]]
-    text: str
-
-
 class CheckSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Validation before timing: cases passed, worst relative error (2-norm) and its bound."""
+    """Validation before timing: different cases passed (small problems that exercise every code
+    path, and the timed operands), the worst relative error (2-norm) and its bound."""
 
     cases: int
     error: float
@@ -171,10 +162,12 @@ class EnergyBest(msgspec.Struct, frozen=True, kw_only=True):
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """The chosen variant for one problem: the fastest.
 
-    `scratch_bytes` is the size of each scratch buffer for this problem.
+    `scratch_bytes` is the size of each scratch and counter buffer for this problem, `counts` what
+    `dispatch` may need of this problem beside its fields: sums and maxima of a batch's lengths.
     """
 
     problem: AnyProblem
+    counts: dict[str, int]
     values: dict[str, int | str]
     passes: tuple[EntryPass, ...]
     scratch_bytes: dict[str, int]
@@ -218,9 +211,12 @@ class BestConfig(msgspec.Struct, frozen=True, kw_only=True):
         Equal distances go to the entry with the same `lengths`, then to the longer context, then to
         more sequences. A nearest entry is launched by its `dispatch` rule, not by its `groups`.
 
+        An entry whose rule does not hold there is passed over (policy ``fixed``: everywhere).
+
         Raises:
             UnknownNameError: no such family in the file.
-            UsageError: no entry has the problem's head geometry; the message lists those there.
+            UsageError: no entry has the problem's head geometry, or none that has it can be
+                launched on these sizes; the message says why.
         """
         if family not in self.families:
             raise UnknownNameError("family in this configuration", family, self.families)
@@ -234,6 +230,13 @@ class BestConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(
                 f"{family} was not tuned for {_words(_geometry(problem))}: "
                 f"there is {' | '.join(listed) or 'no entry at all'}"
+            )
+        refusals = [entry.dispatch.refusal(problem) for entry in fitting]
+        fitting = [e for e, refusal in zip(fitting, refusals, strict=True) if refusal is None]
+        if not fitting:
+            raise UsageError(
+                f"{family} was not tuned for {problem.label}, and cannot be launched there as what "
+                f"was tuned: {refusals[0]}; `tuner tune` measures that problem"
             )
         nearest = min(fitting, key=lambda entry: _nearness(entry.problem, problem))
         return Match(nearest, "nearest", _nearness(nearest.problem, problem)[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +27,6 @@ from tuner.export.best_config import (
     CalibrationSummary,
     CheckSummary,
     Device,
-    Dispatch,
     EnergyBest,
     Entry,
     EntryPass,
@@ -35,13 +34,15 @@ from tuner.export.best_config import (
     FamilyConfig,
     Tied,
 )
-from tuner.kernels.base import Candidate, Family, Values
+from tuner.export.launch_rule import FIXED, Dispatch, Term
+from tuner.kernels.base import Candidate, DispatchRule, Family, Values
 from tuner.kernels.space import canonical
 from tuner.problems import Problem
 from tuner.records import Record
 from tuner.results import Outcome, Store, outcomes
 from tuner.results.front import front
 from tuner.results.outcomes import interval, leading
+from tuner.results.validation import with_whole_check
 from tuner.runner.protocol import Job, JobPass
 
 Build = Callable[[Family, Problem, Values], Job]
@@ -72,16 +73,19 @@ def export_best_config(
     Chosen is the best of the correct records of this device's name and driver: the fastest or, of
     those that were timed in turns and are tied with it, the simplest (see `tuner.results.Outcome`).
     `build` makes the chosen variant anew. Records to which there is an `objection` (such as
-    `tuner.evaluate.Currency`'s, that they are of earlier kernels) count for nothing here.
+    `tuner.evaluate.Currency`'s, that they are of earlier kernels) count for nothing here; if they
+    leave only the baseline of a problem, that is no choice, and the problem is left out.
     Each file is replaced by renaming, the configuration last, so what can be read is whole. SPIR-V
     of earlier exports that it no longer names is removed then.
 
     Raises:
         ResultsError: no record can be exported, or the folder cannot be written to.
     """
-    exporter = _Exporter(info=info, build=build, objection=objection, family_of=family_of)
     families: dict[str, FamilyConfig] = {}
     ours = [r for r in store.records() if (r.device, r.driver) == (info.name, info.driver)]
+    exporter = _Exporter(
+        info=info, build=build, objection=objection, family_of=family_of, measured=ours
+    )
     for everything in outcomes(ours, baseline_of=lambda _: None):
         entry = exporter.entry(everything)
         if entry is not None:
@@ -141,6 +145,7 @@ class _Exporter:
     build: Build
     objection: Objection | None
     family_of: Callable[[str], Family]
+    measured: Sequence[Record]
     spirv: dict[str, bytes] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
 
@@ -156,6 +161,12 @@ class _Exporter:
         reasons = [why for r in everything.ranked if (why := objections[r.variant]) is not None]
         usable = [record for record in everything.records if objections[record.variant] is None]
         baseline = canonical(family, family.baseline)
+        if reasons and usable and all(record.values == baseline for record in usable):
+            self.left_out.append(
+                f"{where}: only the baseline is of today's kernels, and no choice; of the other "
+                f"{len(reasons)} correct variants: {reasons[0]}"
+            )
+            return None
         for outcome in outcomes(usable, baseline_of=lambda _: baseline):
             entry = self._best(family, outcome, reasons)
             if entry is not None:
@@ -190,15 +201,16 @@ class _Exporter:
     ) -> Entry:
         entry = Entry(
             problem=record.problem,
+            counts=dict(record.problem.counts),
             values=record.values,
             passes=tuple(self._pass(family, each) for each in job.passes),
             scratch_bytes=job.scratch_bytes,
             dispatch=self._dispatch(family, record),
-            evidence=_evidence(record, outcome.baseline),
+            evidence=_evidence(with_whole_check(record, self.measured), outcome.baseline),
             tied=tuple(_tie(each) for each in tied),
             energy_best=_least_energy(outcome),
         )
-        check_groups(entry)
+        check_rule(entry)
         return entry
 
     def _pass(self, family: Family, job_pass: JobPass) -> EntryPass:
@@ -211,41 +223,59 @@ class _Exporter:
             spirv=f"{SPIRV_FOLDER}/{digest}.spv",
             sha256=digest,
             subgroup_size=job_pass.subgroup_size,
+            beside=job_pass.beside,
             groups=job_pass.groups,
             push_constants=dict(zip(names, struct.unpack(layout, job_pass.push), strict=True)),
         )
 
     def _dispatch(self, family: Family, record: Record) -> Dispatch:
-        if family.dispatch is None:
-            return Dispatch(
-                policy="fixed",
-                facts={},
-                groups={},
-                text="launch each pass with the groups and push constants given, on this problem "
-                "alone: the family declares no rule for others",
-            )
-        rule = family.dispatch(Candidate(record.values, record.problem, self.info))
-        return Dispatch(
-            policy=rule.policy, facts=dict(rule.facts), groups=dict(rule.groups), text=rule.text
-        )
+        candidate = Candidate(record.values, record.problem, self.info)
+        return published(None if family.dispatch is None else family.dispatch(candidate))
 
 
-def check_groups(entry: Entry) -> None:
+def published(rule: DispatchRule | None) -> Dispatch:
+    """A family's rule as exports have it; None: there is none."""
+    if rule is None:
+        text = "launch each pass as it says, on this problem alone: there is no rule for others"
+        rule = DispatchRule(policy=FIXED, groups={}, text=text)
+    return Dispatch(
+        policy=rule.policy,
+        facts=dict(rule.facts),
+        terms=tuple(Term(name=name, value=value) for name, value in rule.terms),
+        groups=dict(rule.groups),
+        push_constants=dict(rule.push),
+        scratch_bytes=dict(rule.scratch),
+        at_most=dict(rule.at_most),
+        text=rule.text,
+    )
+
+
+def check_rule(entry: Entry) -> None:
     """Evaluate the entry's dispatch rule on its own problem.
 
     Raises:
-        ValueError: it does not give the groups that were measured; the family's rule is wrong.
+        ValueError: it does not give the groups, push constants and scratch sizes that were
+            measured; the family's rule is wrong.
+        UsageError: one of its expressions is.
     """
+    if entry.dispatch.policy == FIXED:
+        return
+    launch = entry.dispatch.launch(entry.problem)
+    given: dict[str, object] = {"passes": sorted(launch.groups), "scratch": launch.scratch_bytes}
+    measured: dict[str, object] = {
+        "passes": sorted(each.name for each in entry.passes),
+        "scratch": entry.scratch_bytes,
+    }
     for each in entry.passes:
-        terms = entry.dispatch.groups.get(each.name)
-        if terms is None:
-            continue
-        known = {**msgspec.to_builtins(entry.problem), **each.push_constants}
-        groups = tuple(int(t) if t.isdecimal() else known[t] for t in terms)
-        if groups != each.groups:
+        given[f"groups of {each.name}"] = launch.groups.get(each.name)
+        measured[f"groups of {each.name}"] = each.groups
+        given[f"push constants of {each.name}"] = each.push_constants | launch.push_constants
+        measured[f"push constants of {each.name}"] = each.push_constants
+    for what, value in measured.items():
+        if given[what] != value:
             raise ValueError(
-                f"the dispatch rule {terms} gives {groups} for pass {each.name}, "
-                f"measured was {each.groups}"
+                f"the dispatch rule of policy {entry.dispatch.policy} gives {given[what]} for "
+                f"{what}, measured was {value}"
             )
 
 

@@ -83,6 +83,13 @@ def scalars(problem: AttentionProblem) -> dict[str, int | float]:
     }
 
 
+def q_offset_rule(problem: AttentionProblem) -> str:
+    """The push constant `q_offset` as an expression, for dispatch rules."""
+    ends = {"off": "context", "top_left": "0", "bottom_right": "context - query_tokens"}
+    offset = problem.q_offset
+    return ends.get(problem.causal, str(offset) if offset >= 0 else f"0 - {-offset}")
+
+
 def validation_cases(problem: AttentionProblem) -> tuple[ValidationCase, ...]:
     """Small problems of the given geometry (heads, head size, block size) for every code path.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from tuner.kernels import q8_lanes, q8_matrix, q8_parts
+from tuner.kernels import q8_lanes, q8_matrix, q8_operands, q8_parts
 from tuner.kernels.base import (
     ArithmeticClass,
     Binding,
@@ -25,6 +25,7 @@ from tuner.kernels.base import (
 from tuner.kernels.matrix_units import by_matrix
 from tuner.kernels.q8_operands import make_operands, scalars_of, validation_cases
 from tuner.oracle.q8_decode import partials_reference, sampled_partials_reference
+from tuner.planar import SCALE_OFFSET
 from tuner.problems import Q8DecodeProblem, Q8SelectedProblem
 
 BINDINGS = (
@@ -102,18 +103,27 @@ def _validated_as(c: Candidate, _case: ValidationCase) -> Values:
 
 
 def _dispatch(c: Candidate) -> DispatchRule:
-    units = c.device.compute_units
-    policy = str(c["split"]) if q8_parts.tuned(c.values) else "upstream"
+    selected = isinstance(c.problem, Q8SelectedProblem)
+    policy, facts, num_parts = q8_parts.parts_rule(c, "visible" if selected else "tokens")
     return DispatchRule(
         policy=policy,
-        facts={"chunk_tokens": q8_parts.CHUNK}
-        | ({} if units is None else {"compute_units": units}),
+        facts=facts,
+        terms=(
+            ("max_tokens", "tokens"),
+            ("max_parts", q8_operands.MAX_PARTS),
+            ("num_parts", num_parts),
+        ),
         groups={"attend": ("num_parts", "kv_heads", "rows")},
-        text="chunks = ceil(tokens / chunk_tokens) of the longest row; wanted = min(ceil(chunks / "
-        "3), 256) for upstream, N for count:N, floor(N * compute_units / (rows * kv_heads)) for "
-        "device:N; num_parts = wanted, at least 1 and at most chunks and max_parts, the parts that "
-        "the buffer partials has room for: 4 * rows * query_heads * max_parts * (head_size + 2) "
-        "bytes; part p takes chunks p, p + num_parts and so on",
+        push={
+            "scale_word": f"floor_div({SCALE_OFFSET}, 4)",
+            "visible_stride": "visible" if selected else "tokens",
+            "max_parts": "max_parts",
+            "num_parts": "num_parts",
+        },
+        at_most={"num_parts": q8_parts.MAX_PARTS},
+        text="tokens is how many the longest row sees"
+        + (" of those cached, visible how many its list names" if selected else "")
+        + "; part p takes chunks of chunk_tokens tokens: p, p + num_parts and so on",
     )
 
 

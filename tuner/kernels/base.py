@@ -123,16 +123,24 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchRule:
-    """How an engine launches a variant on other lengths of the same head geometry.
+    """How an engine launches a variant on other sizes of the same geometry.
 
-    `policy` is what cuts the work, in a form that programs read ("count:8"); `facts` are the
-    numbers it needs beside the problem. `groups` has, for each pass, the workgroup counts in x, y
-    and z, each a field of the problem, a push constant or a number. `text` says it all in words.
+    All but `policy`, `facts` and `text` are expressions (`tuner.expressions`) of the problem's
+    whole numbers and `counts`, of the `facts`, and of `terms`: pairs of a name and an expression,
+    each of which may use those before it. `groups` has, for each pass of the candidate, the
+    workgroup counts in x, y and z; `push` the push constants that sizes change; `scratch` the bytes
+    of each scratch and counter buffer. The rule holds where no expression in `at_most` is larger
+    than its number. `policy` is what cuts the work, in a form that programs read ("count:8");
+    `text` says it all in words.
     """
 
     policy: str
-    facts: Mapping[str, int]
+    facts: Mapping[str, int] = field(default_factory=dict)
+    terms: tuple[tuple[str, str], ...] = ()
     groups: Mapping[str, tuple[str, str, str]]
+    push: Mapping[str, str] = field(default_factory=dict)
+    scratch: Mapping[str, str] = field(default_factory=dict)
+    at_most: Mapping[str, int] = field(default_factory=dict)
     text: str
 
 
@@ -219,7 +227,7 @@ class Family:
     bytes_moved: Callable[[Any], int]
     """Bytes that must cross device memory once, whatever the kernel."""
     dispatch: Callable[[Candidate], DispatchRule] | None = None
-    """How a candidate is launched on other lengths, for exports; None: only as it was measured."""
+    """How a candidate is launched on other sizes, for exports; None: only as it was measured."""
     portable: tuple[Values, ...] = ()
     """Tuned variants of modest needs: no number of compute units, workgroups of 128 threads or
     less, 16 KiB of shared memory, subgroups of any size. See `tuner.kernels.space.starts`."""

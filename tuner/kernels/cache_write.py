@@ -254,20 +254,40 @@ def _q8_passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, 
 
 def _f32_dispatch(c: Candidate) -> DispatchRule:
     if c["strategy"] == "baseline":
-        return teams.dispatch(1, "tokens")
-    tiles = f"ceil(tokens / {c['tile_tokens']})"
+        return _rule(c, "tokens", "a workgroup for each token")
+    tiles, tile = f"ceil_div(tokens, {c['tile_tokens']})", c["tile_tokens"]
     if c["strategy"] == "staged":
-        return teams.dispatch(1, f"{tiles} * kv_heads")
-    sides = 2 if c["sides"] == "apart" else 1
-    per_token = f"{c['tile_tokens']} * kv_heads * head_size / {c['width']} * {sides}"
-    return teams.dispatch(c["threads"] * c["unroll"], f"{tiles} * {per_token}")
+        return _rule(c, f"{tiles} * kv_heads", f"a workgroup for each head of {tile} tokens")
+    loads = c["tile_tokens"] * c.problem.row // c["width"] * (2 if c["sides"] == "apart" else 1)
+    share = c["threads"] * c["unroll"]
+    text = f"a workgroup for {share} loads, of which {tile} tokens make {loads}"
+    return _rule(c, f"ceil_div({tiles} * {loads}, {share})", text)
 
 
 def _q8_dispatch(c: Candidate) -> DispatchRule:
     if c["strategy"] == "baseline":
-        return teams.dispatch(1, "tokens * kv_heads")
-    return teams.dispatch(
-        teams.teams(c), f"tokens * kv_heads{' * 2' if c['sides'] == 'apart' else ''}"
+        return _rule(c, "tokens * kv_heads", "a workgroup for each head of each token")
+    sides = 2 if c["sides"] == "apart" else 1
+    text = f"a workgroup for {teams.teams(c)} heads of a token, keys and values "
+    return _rule(
+        c,
+        f"ceil_div({sides} * tokens * kv_heads, {teams.teams(c)})",
+        text + ("counted apart" if sides == 2 else "together"),
+    )
+
+
+def _rule(c: Candidate, workgroups: str, text: str) -> DispatchRule:
+    """The dispatch rule of a writer with so many workgroups."""
+    row = "kv_heads * head_size"
+    return DispatchRule(
+        policy="none",
+        groups={"write": teams.linear_counts(workgroups, c.device)},
+        push={
+            "tokens": "tokens",
+            "key_stride": f"max(key_stride, {row})",
+            "value_stride": f"max(value_stride, {row})",
+        },
+        text=f"{text}; {teams.LINEAR}",
     )
 
 

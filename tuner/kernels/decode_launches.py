@@ -8,13 +8,19 @@ from tuner.kernels import decode_switches as switches
 from tuner.kernels import lane_decode as lanes
 from tuner.kernels import matrix_decode as matrix
 from tuner.kernels.base import Candidate, DispatchRule, Pass, PushField, ValidationCase, Values
-from tuner.kernels.decode_scalars import SHARED_FIELDS
+from tuner.kernels.decode_scalars import SHARED_FIELDS, SHARED_PUSH
 from tuner.kernels.matrix_units import by_matrix
 from tuner.kernels.splits import (
+    CUT,
+    DEALT,
     FEW_SHARES,
     MANY_PARTS,
+    MAX_SPLITS,
+    UNCUT,
     SplitPlan,
+    dealt_rule,
     split_plan,
+    split_rule,
     workgroups_dealt,
 )
 from tuner.kernels.subgroups import required_size
@@ -117,42 +123,58 @@ def passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...]
 def dispatch_rule(c: Candidate) -> DispatchRule:
     """How an engine launches a candidate on other lengths; see `Family.dispatch`."""
     per_head = ("query_heads", "sequences", "1")
+    push = SHARED_PUSH | {"num_sequences": "sequences"}
     if c["strategy"] == "baseline":
         return DispatchRule(
             policy="none",
-            facts={},
+            terms=(("num_splits", "1"), ("tokens_per_split", "max(1, context)")),
             groups={"baseline": per_head},
+            push=push,
+            scratch={"partials": "16", "counters": "4"},
             text="one workgroup per query head and sequence walks the whole context",
         )
     units = c.device.compute_units
     facts = {} if units is None else {"compute_units": units}
-    window = c.problem.window
-    if by_matrix(c.values):
-        seen = f"min(context_lens, {window})" if window else "context_lens"
-        return DispatchRule(
-            policy=str(c["split"]),
-            facts=facts,
-            groups={"attend": ("num_splits", "1", "1")},
-            text="any number of workgroups is right, they deal out all tokens evenly; num_splits "
-            "is that number: with pairs = sequences * kv_heads it is pairs for none, N * pairs for "
-            f"count:N, N * compute_units for device:N, ceil(kv_heads * sum of {seen} / N) for "
-            "tokens:N; for fit:N, with most = N * compute_units, it is pairs * floor(most / pairs) "
-            "if pairs <= most, else ceil(pairs / ceil(pairs / most)); the buffer partials needs "
-            "4 * (pairs + num_splits) * (query_heads / kv_heads) * (head_size + 4) bytes, counters "
-            "4 * pairs bytes that are zero before the first launch (every launch leaves them so)",
-        )
-    cut = f"min({window + align_of(c) - 1}, context)" if window else "context"
+    return _dealt(c, facts, push) if by_matrix(c.values) else _cut(c, facts, push)
+
+
+def _dealt(c: Candidate, facts: Mapping[str, int], push: Mapping[str, str]) -> DispatchRule:
+    """The rule of kernels whose workgroups share all tokens of the batch."""
+    problem: PagedDecodeProblem = c.problem
+    pairs = "sequences * kv_heads"
+    shared = dealt_rule(c["split"], tokens="kv_heads * visible_sum", pairs=pairs)
+    row = f"{problem.group} * {problem.head_size + 4}"
     return DispatchRule(
-        policy=str(c["split"]) if split_of(c).combined else "none",
-        facts={"granule_tokens": lanes.granule(c)} | facts,
-        groups={"attend": ("num_splits", "kv_heads", "sequences"), "combine": per_head},
-        text=f"wanted = 1 for none, N for count:N, ceil({cut} / N) for tokens:N, "
-        "floor(N * compute_units / (sequences * kv_heads)) for device:N, at least 1, where context "
-        f"is the longest of the batch; tokens_per_split = ceil({cut} / wanted), rounded up to a "
-        f"multiple of granule_tokens; num_splits = ceil({cut} / tokens_per_split); the buffer "
-        "partials needs 4 * sequences * query_heads * num_splits * (head_size + 2) bytes; these "
-        "kernels are built for "
-        + ("any number of splits" if split_of(c).combined else "one split, without a combine pass"),
+        policy=str(c["split"]),
+        facts=facts,
+        terms=(("num_splits", shared), ("tokens_per_split", "0")),
+        groups={"attend": ("num_splits", "1", "1")},
+        push=push,
+        scratch={"partials": f"4 * ({pairs} + num_splits) * {row}", "counters": f"4 * {pairs}"},
+        text=DEALT,
+    )
+
+
+def _cut(c: Candidate, facts: Mapping[str, int], push: Mapping[str, str]) -> DispatchRule:
+    """The rule of kernels whose workgroups take a part of a context each."""
+    problem: PagedDecodeProblem = c.problem
+    combined = split_of(c).combined
+    policy = str(c["split"]) if combined else "none"
+    walked = f"min(context, window + {align_of(c) - 1})" if problem.window else "context"
+    rows = f"4 * sequences * query_heads * num_splits * {problem.head_size + 2}"
+    counts = {"attend": ("num_splits", "kv_heads", "sequences")}
+    return DispatchRule(
+        policy=policy,
+        facts={"granule_tokens": lanes.granule(c), **facts},
+        terms=(
+            ("walked", walked),
+            *split_rule(policy, context="walked", workgroups="sequences * kv_heads"),
+        ),
+        groups=counts | {"combine": ("query_heads", "sequences", "1")} if combined else counts,
+        push=push,
+        scratch={"partials": f"max(16, {rows})" if combined else "16", "counters": "4"},
+        at_most={"num_splits": MAX_SPLITS},
+        text=CUT if combined else UNCUT,
     )
 
 

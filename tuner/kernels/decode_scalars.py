@@ -29,3 +29,13 @@ def shared_scalars(problem: PagedDecodeProblem) -> dict[str, int | float]:
         "num_kv_heads": problem.kv_heads,
         "num_heads": problem.query_heads,
     }
+
+
+SHARED_PUSH = {
+    "max_blocks": "max(1, ceil_div(context, block_size))",
+    "q_stride": "query_heads * head_size",
+    "max_context_len": "context",
+    "num_splits": "num_splits",
+    "tokens_per_split": "tokens_per_split",
+}
+"""Those of `SHARED_FIELDS` that the sizes of a batch change, for dispatch rules."""

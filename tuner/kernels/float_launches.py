@@ -8,10 +8,18 @@ from tuner.kernels import decode_switches as switches
 from tuner.kernels import float_lanes as lanes
 from tuner.kernels import float_matrix as matrix
 from tuner.kernels.base import Candidate, DispatchRule, Pass, ValidationCase, Values
-from tuner.kernels.decode_scalars import SHARED_FIELDS
+from tuner.kernels.decode_scalars import SHARED_FIELDS, SHARED_PUSH
 from tuner.kernels.float_operands import CacheFormat
 from tuner.kernels.matrix_units import by_matrix
-from tuner.kernels.splits import MANY_PARTS, SplitPlan, split_plan
+from tuner.kernels.splits import (
+    CUT,
+    MANY_PARTS,
+    MAX_SPLITS,
+    UNCUT,
+    SplitPlan,
+    split_plan,
+    split_rule,
+)
 from tuner.kernels.subgroups import required_size, tuned
 from tuner.problems import PagedDecodeProblem
 
@@ -103,24 +111,30 @@ def dispatch_rule(c: Candidate) -> DispatchRule:
     if not tuned(c.values):
         return DispatchRule(
             policy="none",
-            facts={},
+            terms=(("num_splits", "1"), ("tokens_per_split", "max(1, context)")),
             groups={"baseline": per_head},
+            push=SHARED_PUSH,
+            scratch={"partials": "4"},
             text="one workgroup per query head and sequence walks the whole context",
         )
+    combined = plan_of(c).combined
+    policy = str(c["split"]) if combined else "none"
     units = c.device.compute_units
-    facts = {"granule_tokens": granule(c), "tile_tokens": tile(c)}
+    window = f"min(context, window + {tile(c) - 1})" if c.problem.window else "context"
+    rows = "sequences * query_heads * num_splits"
     return DispatchRule(
-        policy=str(c["split"]) if plan_of(c).combined else "none",
-        facts=facts | ({} if units is None else {"compute_units": units}),
-        groups={"attend": ("num_splits", "kv_heads", "sequences"), "combine": per_head},
-        text="walked = context, the longest of the batch, or with a window at most window + "
-        "tile_tokens - 1; wanted = 1 for none, N for count:N, ceil(walked / N) for tokens:N, "
-        "floor(N * compute_units / (sequences * kv_heads)) for device:N, at least 1; "
-        "tokens_per_split = ceil(walked / wanted), rounded up to a multiple of granule_tokens; "
-        "num_splits = ceil(walked / tokens_per_split); the buffer partials needs "
-        "4 * sequences * query_heads * num_splits * (value_head_size + 2) bytes; these kernels are "
-        "built for "
-        + ("any number of splits" if plan_of(c).combined else "one split, without a combine pass"),
+        policy=policy,
+        facts={"granule_tokens": granule(c)} | ({} if units is None else {"compute_units": units}),
+        terms=(
+            ("walked", window),
+            *split_rule(policy, context="walked", workgroups="sequences * kv_heads"),
+        ),
+        groups={"attend": ("num_splits", "kv_heads", "sequences")}
+        | ({"combine": per_head} if combined else {}),
+        push=SHARED_PUSH,
+        scratch={"partials": f"4 * {rows} * {c.problem.value_size + 2}" if combined else "4"},
+        at_most={"num_splits": MAX_SPLITS},
+        text=CUT if combined else UNCUT,
     )
 
 

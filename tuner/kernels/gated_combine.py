@@ -180,9 +180,10 @@ def _dispatch(c: Candidate) -> DispatchRule:
     groups = int(c["combine_groups"]) if _tuned(c.values) else 1
     return DispatchRule(
         policy="none",
-        facts={"groups_of_a_head": groups},
-        groups={"combine": (str(c.problem.query_heads * groups), "rows", "1")},
-        text="groups_of_a_head workgroups for each query head of each row",
+        groups={"combine": (f"query_heads * {groups}", "rows", "1")},
+        push={"max_parts": "parts", "num_parts": "parts"},
+        at_most={"parts": MAX_PARTS} if _tuned(c.values) else {},
+        text=f"workgroups for each query head of each row: {groups}",
     )
 
 

@@ -95,12 +95,9 @@ def append_pass(c: Candidate, scalars: Mapping[str, int | float]) -> Pass:
 
 
 def _dispatch(c: Candidate) -> DispatchRule:
-    return DispatchRule(
-        policy="none",
-        facts={"elements_per_workgroup": 2 * _words(c) * _threads(c)},
-        groups={},
-        text="ceil(rows * index_dim / elements_per_workgroup) workgroups in x",
-    )
+    elements = 2 * _words(c) * _threads(c)
+    groups = (f"ceil_div(rows * index_dim, {elements})", "1", "1")
+    return indexer.rule({"append": groups}, f"a workgroup for {elements} elements of the new keys")
 
 
 def make_operands(problem: IndexerStepProblem, inputs: str, seed: int) -> Operands:

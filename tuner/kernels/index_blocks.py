@@ -70,7 +70,7 @@ def blocks_pass(c: Candidate, scalars: Mapping[str, int | float]) -> Pass:
 
 
 def _dispatch(c: Candidate) -> DispatchRule:
-    return vector_norm.dispatch(c, "ceil(rows / ratio)")
+    return vector_norm.dispatch(c, "blocks", "ceil_div(rows, ratio)")
 
 
 def make_operands(problem: IndexerStepProblem, inputs: str, seed: int) -> Operands:

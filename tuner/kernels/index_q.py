@@ -43,7 +43,7 @@ def query_pass(c: Candidate, scalars: Mapping[str, int | float]) -> Pass:
 
 
 def _dispatch(c: Candidate) -> DispatchRule:
-    return vector_norm.dispatch(c, "rows * index_heads")
+    return vector_norm.dispatch(c, "query", "rows * index_heads")
 
 
 def make_operands(problem: IndexerStepProblem, inputs: str, seed: int) -> Operands:

@@ -53,20 +53,11 @@ def arithmetic(values: Values) -> ArithmeticClass:
 
 
 def _dispatch(c: Candidate) -> DispatchRule:
+    counts = score_strategies.counts(c)
+    text = "workgroups for all complete blocks; more do no harm, such as for max_blocks"
     if c["strategy"] == "baseline":
-        text = "rows * ceil(max_blocks / 256) workgroups in x"
-        return DispatchRule(policy="none", facts={}, groups={}, text=text)
-    return DispatchRule(
-        policy="none",
-        facts={
-            "blocks_per_workgroup": score_strategies.tile_blocks(c) * c["tiles"],
-            "row_tile": c["row_tile"],
-        },
-        groups={},
-        text="max(1, ceil(((base_pos + rows) / ratio, rounded down) / blocks_per_workgroup)) "
-        "workgroups in x, ceil(rows / row_tile) in y; more do no harm, so a launch may be sized "
-        "by max_blocks",
-    )
+        text = "workgroups for all blocks that the cache has room for, for each row"
+    return indexer.rule({"score": counts}, text)
 
 
 # ------------------------------------------------------------------ operands

@@ -202,18 +202,18 @@ def scratch_bytes(c: Candidate) -> dict[str, int]:
 
 def _dispatch(c: Candidate) -> DispatchRule:
     if not in_parts(c.values):
-        return DispatchRule(
-            policy="none",
-            facts={},
-            groups={"select": ("rows", "1", "1")},
-            text="one workgroup for each row",
-        )
-    parts = str(c["parts"])
-    return DispatchRule(
-        policy=f"count:{parts}",
-        facts={},
-        groups=dict.fromkeys(STAGES, (parts, "rows", "1")),
-        text="the same number of workgroups for each row in every pass",
+        scratch = dict.fromkeys(scratch_bytes(c), "4")
+        groups = {"select": ("rows", "1", "1")}
+        return indexer.rule(groups, "one workgroup for each row", scratch=scratch)
+    return indexer.rule(
+        dict.fromkeys(STAGES, (str(c["parts"]), "rows", "1")),
+        "the same number of workgroups for each row in every pass",
+        scratch={
+            "row_counters": "8 * rows",
+            "candidates": f"4 * rows * {c['listed']}",
+            "group_maxima": f"4 * rows * {_lane_maxima(c) * _threads(c)}",
+        },
+        policy=f"count:{c['parts']}",
     )
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tuner.kernels.base import Binding, PushField
+from tuner.kernels.base import Binding, DispatchRule, PushField
 from tuner.problems import IndexerStepProblem
 
 BINDINGS: Mapping[str, Binding] = {
@@ -86,6 +86,28 @@ def scalars(problem: IndexerStepProblem) -> dict[str, int | float]:
 def push(known: Mapping[str, int | float]) -> dict[str, int | float]:
     """Values of `PUSH_FIELDS`, as far as `known` has them."""
     return {field.name: known[field.name] for field in PUSH_FIELDS if field.name in known}
+
+
+TERMS = (
+    ("base_pos", "context - rows"),
+    ("max_tokens", "max(capacity, context)"),
+    ("max_blocks", "floor_div(max_tokens, ratio) + 1"),
+)
+"""What follows from a step's sizes, in expressions. An engine knows `max_tokens`, its cache's."""
+PUSH = {field.name: field.name for field in PUSH_FIELDS}
+
+
+def rule(
+    groups: Mapping[str, tuple[str, str, str]],
+    text: str,
+    *,
+    scratch: Mapping[str, str] | None = None,
+    policy: str = "none",
+) -> DispatchRule:
+    """The dispatch rule of a kernel of the indexer, given its workgroup counts."""
+    return DispatchRule(
+        policy=policy, terms=TERMS, groups=groups, push=PUSH, scratch=scratch or {}, text=text
+    )
 
 
 def constants(problem: IndexerStepProblem) -> dict[str, object]:

@@ -26,6 +26,7 @@ from tuner.kernels.base import (
 from tuner.kernels.input_kinds import generator_of
 from tuner.kernels.subgroups import required_size, tuned
 from tuner.oracle.kv_append import kv_append_reference, sampled_kv_append_reference
+from tuner.planar import SCALE_OFFSET
 from tuner.problems import KvAppendProblem
 from tuner.quant import GROUP_CODES, planar_layout
 
@@ -110,12 +111,20 @@ def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...
 
 
 def _dispatch(c: Candidate) -> DispatchRule:
-    groups = "kv_heads * head_size / 32"
-    first, end = f"first_row * {groups}", f"(first_row + rows) * {groups}"
+    problem: KvAppendProblem = c.problem
+    first, end = f"context * {problem.groups}", f"(context + rows) * {problem.groups}"
     if tuned(c.values):
-        return teams.dispatch(teams.teams(c), f"2 * (ceil({end} / 2) - floor({first} / 2))")
-    return teams.dispatch(
-        BASELINE_TEAMS, f"2 * roundup({end} - 2 * floor({first} / 2), per_workgroup)"
+        pairs = f"ceil_div({end}, 2) - floor_div({first}, 2)"
+        workgroups = f"ceil_div(2 * ({pairs}), {teams.teams(c)})"
+    else:
+        workgroups = f"2 * ceil_div({end} - 2 * floor_div({first}, 2), {BASELINE_TEAMS})"
+    return DispatchRule(
+        policy="none",
+        terms=(("max_tokens", "context + rows + 1"),),
+        groups={"append": teams.linear_counts(workgroups, c.device)},
+        push={"first_row": "context", "rows": "rows", "scale_offset": SCALE_OFFSET},
+        text="context is the position of the first new token; teams of a workgroup take the words "
+        f"of two scales that are touched; {teams.LINEAR}",
     )
 
 

@@ -152,10 +152,19 @@ def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...
 
 
 def _dispatch(c: Candidate) -> DispatchRule:
-    apart = "query_heads (in the first pass; kv_heads in the second)"
-    heads = apart if c["launches"] == "apart" else "(query_heads + kv_heads)"
-    per_workgroup = teams.teams(c) if tuned(c.values) else BASELINE_TEAMS
-    return teams.dispatch(per_workgroup, f"rows * {heads}")
+    heads = {"both": "(query_heads + kv_heads)"}
+    if c["launches"] == "apart":
+        heads = {"query": "query_heads", "key": "kv_heads"}
+    per_group = teams.teams(c) if tuned(c.values) else BASELINE_TEAMS
+    return DispatchRule(
+        policy="none",
+        groups={
+            name: teams.linear_counts(f"ceil_div(rows * {count}, {per_group})", c.device)
+            for name, count in heads.items()
+        },
+        push={"rows": "rows"},
+        text=f"a workgroup for {per_group} heads; {teams.LINEAR}",
+    )
 
 
 def make_operands(problem: NormRopeProblem, inputs: str, seed: int) -> Operands:

@@ -11,7 +11,12 @@ from collections.abc import Mapping
 from tuner.kernels import attention_strategies as strategies
 from tuner.kernels import subgroups
 from tuner.kernels.attention_chunks import INPUTS, WHOLE_CHUNKS, chunks, constants
-from tuner.kernels.attention_operands import make_operands, scalars, validation_cases
+from tuner.kernels.attention_operands import (
+    make_operands,
+    q_offset_rule,
+    scalars,
+    validation_cases,
+)
 from tuner.kernels.attention_parameters import PARAMETERS, PORTABLE, STARTS, by_matrices
 from tuner.kernels.base import (
     ArithmeticClass,
@@ -25,7 +30,16 @@ from tuner.kernels.base import (
     ValidationCase,
     Values,
 )
-from tuner.kernels.splits import MANY_PARTS, SplitPlan, split_plan, split_reason
+from tuner.kernels.splits import (
+    CUT,
+    MANY_PARTS,
+    MAX_SPLITS,
+    UNCUT,
+    SplitPlan,
+    split_plan,
+    split_reason,
+    split_rule,
+)
 from tuner.oracle.paged_attention import forward_reference, sampled_forward_reference
 from tuner.problems import PagedAttentionProblem
 
@@ -173,34 +187,44 @@ def _passes(c: Candidate, given: Mapping[str, int | float]) -> tuple[Pass, ...]:
 
 
 def _dispatch(c: Candidate) -> DispatchRule:
+    push = {
+        **{name: name for name in ("batch", "query_tokens", "context", "num_splits", "workgroups")},
+        "max_blocks": "max(1, ceil_div(context, block_size))",
+        "q_offset": q_offset_rule(c.problem),
+        "tokens_per_split": "tokens_per_split",
+    }
     if c["strategy"] == "baseline":
+        rows = "batch * query_heads * query_tokens"
         return DispatchRule(
             policy="none",
-            facts={"threads": BASELINE_THREADS},
+            terms=(
+                ("num_splits", "1"),
+                ("tokens_per_split", "max(1, context)"),
+                ("workgroups", f"ceil_div({rows}, {BASELINE_THREADS})"),
+            ),
             groups={"baseline": ("workgroups", "1", "1")},
-            text="one thread per query row: "
-            "workgroups = ceil(batch * query_heads * query_tokens / threads)",
+            push=push,
+            scratch={"partials": "4"},
+            text="one thread per query row",
         )
-    units = c.device.compute_units
-    facts = {"granule_tokens": strategies.granule(c), "tile_rows": int(c["tile_rows"])}
+    combined, units = _plan(c).combined, c.device.compute_units
+    policy = str(c["split"]) if combined else "none"
+    partials = f"query_heads * query_tokens * num_splits * {c.problem.head_size + 2}"
     return DispatchRule(
-        policy=str(c["split"]) if _plan(c).combined else "none",
-        facts=facts | ({} if units is None else {"compute_units": units}),
-        groups={
-            "attend": ("workgroups", "kv_heads", "batch"),
-            "combine": ("query_tokens", "query_heads", "batch"),
-        },
-        text="q_offset = context for causal off, 0 for top_left, context - query_tokens for "
-        "bottom_right, else the number itself; "
-        "row_tiles = ceil(query_tokens * query_heads / kv_heads / tile_rows); wanted = 1 for none, "
-        "N for count:N, ceil(context / N) for tokens:N, "
-        "floor(N * compute_units / (batch * kv_heads * row_tiles)) for device:N, at least 1; "
-        "tokens_per_split = ceil(context / wanted), rounded up to a multiple of granule_tokens; "
-        "num_splits = ceil(context / tokens_per_split), at least 1; "
-        "workgroups = row_tiles * num_splits; the buffer partials needs "
-        "4 * batch * query_heads * query_tokens * num_splits * (head_size + 2) bytes; these "
-        "kernels are built for "
-        + ("any number of splits" if _plan(c).combined else "one split, without a combine pass"),
+        policy=policy,
+        facts={"granule_tokens": strategies.granule(c)}
+        | ({} if units is None else {"compute_units": units}),
+        terms=(
+            ("row_tiles", f"ceil_div(query_tokens * {c.problem.group}, {c['tile_rows']})"),
+            *split_rule(policy, context="context", workgroups="batch * kv_heads * row_tiles"),
+            ("workgroups", "row_tiles * num_splits"),
+        ),
+        groups={"attend": ("workgroups", "kv_heads", "batch")}
+        | ({"combine": ("query_tokens", "query_heads", "batch")} if combined else {}),
+        push=push,
+        scratch={"partials": f"4 * batch * {partials}" if combined else "4"},
+        at_most={"num_splits": MAX_SPLITS},
+        text="row_tiles tiles of query rows for each KV head; " + (CUT if combined else UNCUT),
     )
 
 

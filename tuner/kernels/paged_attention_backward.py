@@ -10,11 +10,13 @@ from collections.abc import Mapping
 
 from tuner.kernels import attention_chunks
 from tuner.kernels.attention_chunks import INPUTS, WHOLE_CHUNKS, chunks
+from tuner.kernels.attention_operands import q_offset_rule
 from tuner.kernels.base import (
     ArithmeticClass,
     Binding,
     Candidate,
     Constraint,
+    DispatchRule,
     Family,
     Parameter,
     Pass,
@@ -292,6 +294,48 @@ def _folded(count: int, limits: tuple[int, ...]) -> tuple[int, int]:
     return -(-count // down), down
 
 
+def _dispatch(c: Candidate) -> DispatchRule:
+    problem: AttentionGradientProblem = c.problem
+    most, values = c.device.max_workgroup_count[0], problem.block_size * problem.kv_heads
+    whole_rows = "batch * query_heads * query_tokens"
+    zero = f"ceil_div(blocks * {values * problem.head_size}, {HELPER_THREADS})"
+    counts = {
+        "delta": (f"min({most}, ceil_div({whole_rows}, {DELTA_ROWS}))", "1", "1"),
+        "zero": (f"min({most}, {zero})", "1", "1"),
+    }
+    if c["strategy"] == "baseline":
+        counts["baseline"] = _counts(c, f"ceil_div({whole_rows}, {BASELINE_THREADS})")
+    else:
+        tiles = f"ceil_div(query_tokens * {problem.group}, {c['query_tile_rows']})"
+        counts["queries"] = _counts(c, tiles, "batch * kv_heads")
+        tokens = _key_tokens(c)
+        keys = f"ceil_div(max(1, context), {tokens}) * {c['row_parts']}"
+        counts["keys"] = _counts(c, keys, "batch * kv_heads")
+    if c["strategy"] == "deterministic":
+        del counts["zero"]
+        keys = f"blocks * {-(-problem.block_size // tokens)}"
+        counts["keys"] = _counts(c, keys, "kv_heads")
+    return DispatchRule(
+        policy="none",
+        terms=(("blocks", "max(1, batch * ceil_div(context, block_size))"),),
+        groups=counts,
+        push={
+            **{name: name for name in ("batch", "query_tokens", "context", "blocks")},
+            "max_blocks": "max(1, ceil_div(context, block_size))",
+            "q_offset": q_offset_rule(problem),
+        },
+        scratch={"deltas": f"4 * {whole_rows}"},
+        text="blocks is how many the pool has; workgroups are numbered x first in x and y where "
+        "the device allows fewer in x",
+    )
+
+
+def _counts(c: Candidate, count: str, z: str = "1") -> tuple[str, str, str]:
+    """`_folded` in expressions, times z."""
+    down = f"ceil_div({count}, {c.device.max_workgroup_count[0]})"
+    return f"ceil_div({count}, {down})", down, z
+
+
 def _scratch_bytes(c: Candidate) -> dict[str, int]:
     problem: AttentionGradientProblem = c.problem
     return {"deltas": 4 * problem.batch * problem.query_heads * problem.query_tokens}
@@ -366,4 +410,5 @@ PAGED_ATTENTION_BACKWARD = Family(
     validation_cases=validation_cases,
     bytes_moved=bytes_moved,
     scalars=scalars,
+    dispatch=_dispatch,
 )

@@ -46,6 +46,10 @@ def max_parts(capacity: int) -> int:
     return max(LEAST_MAX_PARTS, -(-capacity // TOKENS_OF_A_PART))
 
 
+MAX_PARTS = f"max({LEAST_MAX_PARTS}, ceil_div(max_tokens, {TOKENS_OF_A_PART}))"
+"""`max_parts` of a cache of `max_tokens` tokens, for dispatch rules."""
+
+
 def base2_scale(head_size: int) -> float:
     """head_size ** -0.5 * log2(e) rounded to float32, as the device gets it."""
     return float(np.float32(head_size**-0.5 * np.log2(np.e)))

@@ -100,6 +100,24 @@ def parts(c: Candidate) -> int:
     return int(max(1, min(wanted, chunks, max_parts(c.problem.tokens))))
 
 
+def parts_rule(c: Candidate, tokens: str) -> tuple[str, dict[str, int], str]:
+    """The policy, its facts and `parts` as an expression, `tokens` being what the longest row sees.
+
+    The expression needs `max_parts`.
+    """
+    policy = c["split"] if tuned(c.values) else "upstream"
+    kind, _, argument = policy.partition(":")
+    facts, chunks = {"chunk_tokens": CHUNK}, f"ceil_div({tokens}, chunk_tokens)"
+    if kind == "upstream":
+        wanted = f"ceil_div({chunks}, {UPSTREAM_CHUNKS}), {UPSTREAM_PARTS}"
+    elif kind == "count":
+        wanted = argument
+    else:
+        facts["compute_units"] = c.device.compute_units or 1
+        wanted = f"floor_div({argument} * compute_units, kv_heads * rows)"
+    return policy, facts, f"max(1, min({wanted}, {chunks}, max_parts))"
+
+
 def subgroup_size(c: Candidate) -> int:
     """Lanes of a subgroup; the baseline wants 32, and takes what the device has otherwise."""
     if tuned(c.values):

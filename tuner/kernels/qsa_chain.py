@@ -8,26 +8,22 @@ the chain's buffers. Steps that have nothing to do are not launched.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Literal
+from collections.abc import Mapping
 
-from tuner.kernels import indexer, q8_parts
-from tuner.kernels.attn_partials_q8 import VISIBLE, arithmetic
+from tuner.kernels import q8_parts
+from tuner.kernels.attn_partials_q8 import arithmetic
 from tuner.kernels.base import (
     ArithmeticClass,
-    Binding,
     Candidate,
     Constraint,
     Family,
     Parameter,
-    Pass,
-    PushField,
     ValidationCase,
-    Value,
     Values,
 )
 from tuner.kernels.qsa_operands import make_operands, scalars_of, validation_cases
+from tuner.kernels.qsa_passes import BINDINGS, PUSH_FIELDS, attend_values, passes
+from tuner.kernels.qsa_rule import dispatch_rule
 from tuner.kernels.qsa_steps import (
     ATTEND,
     ATTENDS,
@@ -46,7 +42,6 @@ from tuner.kernels.qsa_steps import (
 from tuner.kernels.space import canonical, reasons
 from tuner.oracle.qsa_chain import chain_reference, sampled_chain_reference
 from tuner.problems import QsaStepProblem
-from tuner.records import BufferRole
 
 SPLITS = ("upstream", "count:16", "count:32", "count:64", "device:1", "device:2", "device:4")
 VALIDATED_SPLIT = "count:16"
@@ -122,15 +117,10 @@ def _check_dense(c: Candidate) -> str | None:
 
 
 def _check_attend(c: Candidate) -> str | None:
-    made = _attend_values(c)
+    made = attend_values(c)
     sub = ATTEND.candidate(made, c.problem, c.device)
     found = reasons(ATTEND.family, canonical(ATTEND.family, sub.values), sub.problem, c.device)
     return f"attend: {found[0]}" if found else None
-
-
-def _attend_values(c: Candidate) -> Mapping[str, Value]:
-    made = ATTENDS[c["attend"]](c["subgroup_size"], c.problem)
-    return made if c["attend"] == BASELINE else {**made, "split": c["split"]}
 
 
 def _check_size(c: Candidate) -> str | None:
@@ -154,143 +144,6 @@ CONSTRAINTS = (
     ),
 )
 
-ROLES: Mapping[str, BufferRole] = {
-    **dict.fromkeys(("query_gate", "key", "index_keys", "block_keys"), "state"),
-    **dict.fromkeys(("key_cache", "value_cache"), "state"),
-    **dict.fromkeys(("index_query", "scores", "visible", "visible_count"), "output"),
-    **dict.fromkeys(("block_mask", "out"), "output"),
-    "partials": "scratch",
-}
-"""Buffers that some step writes; all others are inputs."""
-
-
-def _bindings() -> tuple[Binding, ...]:
-    """Every view that any step needs, once; views of one buffer share a number."""
-    steps = (*LIGHT_STEPS.values(), SCORE, SELECT, ATTEND, COMBINE)
-    views = {
-        binding.name: replace(binding, role=_role(binding))
-        for step in steps
-        for binding in step.family.bindings
-    }
-    buffers = list(dict.fromkeys(view.buffer for view in views.values()))
-    return tuple(replace(view, number=buffers.index(view.buffer)) for view in views.values())
-
-
-def _role(binding: Binding) -> BufferRole:
-    if binding.role in ("scratch", "counter"):
-        return binding.role
-    return ROLES.get(binding.buffer, "input")
-
-
-def _push_fields() -> tuple[PushField, ...]:
-    steps = (*LIGHT_STEPS.values(), SCORE, SELECT, ATTEND, COMBINE)
-    fields = {field.name: field for step in steps for field in step.family.push_fields}
-    return tuple(fields.values())
-
-
-BINDINGS = _bindings()
-_MORE_VIEWS = {
-    ATTEND.family.name: (VISIBLE,),
-    LIGHT_STEPS["blocks"].family.name: (indexer.BINDINGS["projection"],),
-}
-"""What a step reads in the chain only."""
-_NUMBERS = {binding.buffer: binding.number for binding in BINDINGS}
-_STEP_BINDINGS = {
-    step.family.name: tuple(
-        replace(view, number=_NUMBERS[view.buffer])
-        for view in (*step.family.bindings, *_MORE_VIEWS.get(step.family.name, ()))
-    )
-    for step in (*LIGHT_STEPS.values(), SCORE, SELECT, ATTEND, COMBINE)
-}
-"""What each step declares: its own views only, in the roles that they have in its family, so that a
-compiler knows what the step only reads."""
-PUSH_FIELDS = _push_fields()
-
-
-def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...]:
-    known = {field.name: scalars.get(field.name, 0) for field in PUSH_FIELDS}
-    if not scalars:
-        known = {}
-    parts = q8_parts.parts(ATTEND.candidate(_attend_values(c), c.problem, c.device))
-    if known:
-        known |= {"num_parts": parts, "max_parts": parts}
-    found: list[Pass] = []
-    for stretch in _stretches(c):
-        first = True
-        for each in stretch:
-            beside = not first and c["schedule"] != "serial"
-            found.append(replace(each, push={**known, **each.push, **_own(known)}, beside=beside))
-            first = False
-    return tuple(found)
-
-
-def _own(known: Mapping[str, int | float]) -> dict[str, int | float]:
-    """What the chain decides, whatever a step's family would."""
-    return {name: known[name] for name in ("num_parts", "max_parts") if name in known}
-
-
-def _stretches(c: Candidate) -> Iterator[tuple[Pass, ...]]:
-    """Passes between which there may be no barrier; each stretch needs those before it."""
-    problem: QsaStepProblem = c.problem
-    light = LIGHT[c["light_steps"]]
-
-    def of(name: str) -> tuple[Pass, ...]:
-        return _taken(c, LIGHT_STEPS[name], light[name])
-
-    fresh = c["schedule"] == "fresh"
-    keys = of("append") if problem.budget else ()
-    blocks = of("blocks") if problem.completes else ()
-    query = of("query") if problem.selects else ()
-    yield (*(blocks if fresh else keys), *query, *of("norm_rope"))
-    append = of("kv_append")
-    if fresh:
-        append += keys  # behind the block keys, which read what was there before
-    elif blocks:
-        yield (*blocks, *append)
-        append = ()
-    if problem.selects:
-        yield (*_taken(c, SCORE, SCORES[c["score"]]), *append)
-        for each in _taken(c, SELECT, SELECTS[c["select"]]):
-            yield (each,)
-    elif append:
-        yield append
-    yield _taken(c, ATTEND, lambda _size, _problem: _attend_values(c))
-    yield _taken(c, COMBINE, COMBINES[c["combine"]])
-
-
-def _taken(c: Candidate, step: Step, made: Made) -> tuple[Pass, ...]:
-    """A step's passes, with all that its family's template reads."""
-    sub = step.candidate(made(c["subgroup_size"], c.problem), c.problem, c.device)
-    more: dict[str, object] = {
-        "step_template": step.family.template,
-        "step_bindings": _STEP_BINDINGS[step.family.name],
-    }
-    if step is ATTEND:
-        more |= {
-            "selected": _selected(c.problem),
-            "ratio": c.problem.ratio,
-            "kept_blocks": c.problem.budget // c.problem.ratio,
-        }
-    if step is LIGHT_STEPS["blocks"]:
-        more["fresh_keys"] = c["schedule"] == "fresh"
-    if step is COMBINE:
-        sub = replace(sub, problem=c.problem.combine(1))
-    passes = step.family.passes(sub, {})
-    several = len(passes) > 1
-    return tuple(
-        replace(
-            each,
-            name=f"{step.family.name} {each.name}" if several else step.family.name,
-            constants={**sub.values, **each.constants, **more},
-            groups=each.groups,
-        )
-        for each in passes
-    )
-
-
-def _selected(problem: QsaStepProblem) -> Literal["by row"] | bool:
-    return "by row" if problem.budget else False
-
 
 def _arithmetic(values: Values) -> ArithmeticClass:
     """That of the attention: the other steps are all of float32's class."""
@@ -305,7 +158,7 @@ def _validated_as(c: Candidate, _case: ValidationCase) -> Values:
 
 
 def _scratch_bytes(c: Candidate) -> dict[str, int]:
-    parts = q8_parts.parts(ATTEND.candidate(_attend_values(c), c.problem, c.device))
+    parts = q8_parts.parts(ATTEND.candidate(attend_values(c), c.problem, c.device))
     heads = c.problem.rows * c.problem.query_heads
     select = SELECT.candidate(
         SELECTS[c["select"]](c["subgroup_size"], c.problem), c.problem, c.device
@@ -390,7 +243,7 @@ QSA_CHAIN = Family(
     starts=STARTS,
     portable=PORTABLE,
     arithmetic=_arithmetic,
-    passes=_passes,
+    passes=passes,
     scratch_bytes=_scratch_bytes,
     operands=make_operands,
     reference=chain_reference,
@@ -398,5 +251,6 @@ QSA_CHAIN = Family(
     validation_cases=validation_cases,
     bytes_moved=_bytes_moved,
     scalars=scalars_of,
+    dispatch=dispatch_rule,
     validated_as=_validated_as,
 )

@@ -129,6 +129,15 @@ def groups(c: Candidate) -> tuple[int, int, int]:
     return (max(1, -(-problem.end_block // blocks)), -(-problem.rows // int(c["row_tile"])), 1)
 
 
+def counts(c: Candidate) -> tuple[str, str, str]:
+    """`groups` in expressions of a step's sizes."""
+    if c["strategy"] == "baseline":
+        return (f"rows * ceil_div(max_blocks, {BASELINE_THREADS})", "1", "1")
+    blocks = tile_blocks(c) * int(c["tiles"])
+    complete = "floor_div(context, ratio)"
+    return (f"max(1, ceil_div({complete}, {blocks}))", f"ceil_div(rows, {c['row_tile']})", "1")
+
+
 # ------------------------------------------------------------------ constraints
 
 

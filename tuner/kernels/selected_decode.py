@@ -12,6 +12,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tuner.expressions import renamed
 from tuner.kernels import lane_decode
 from tuner.kernels.base import (
     Binding,
@@ -95,8 +96,18 @@ def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...
 def _dispatch(c: Candidate) -> DispatchRule:
     assert DENSE.dispatch is not None
     rule = DENSE.dispatch(_as_dense(c))
-    text = "as of dense decode, context and context_lens being what is seen (visible_lens): "
-    return replace(rule, text=text + rule.text)
+    own = {
+        "max_blocks": rule.push["max_blocks"],
+        "max_context_len": "visible",
+        "max_selected": "selected",
+    }
+    return replace(
+        rule,
+        terms=tuple((name, renamed(text, {"context": "visible"})) for name, text in rule.terms),
+        push={**rule.push, **own},
+        text="as of dense decode, the context of each sequence being what it sees (visible_lens): "
+        + rule.text,
+    )
 
 
 def _validated_as(c: Candidate, case: ValidationCase) -> Values:

@@ -114,6 +114,57 @@ def split_plan(
     return SplitPlan(parts, tokens, combined=parts > 1 or kind == "count")
 
 
+CUT = (
+    "the longest context of the batch is cut into num_splits parts of tokens_per_split tokens: "
+    "into N for count:N, into parts of about N tokens for tokens:N, into as many as give each of "
+    "compute_units N workgroups for device:N; any other cut into whole granule_tokens is right "
+    "too; the pass combine joins them"
+)
+"""What `split_rule` does for kernels that leave partial results, in words."""
+UNCUT = "one workgroup walks a whole context: these kernels write the output, and cannot be cut"
+DEALT = (
+    "num_splits workgroups, of which any number is right, share all tokens evenly: with pairs = "
+    "sequences * kv_heads that is pairs for none, N for each pair for count:N, one for N tokens "
+    "for tokens:N, N for each of compute_units for device:N, and for fit:N at most so many, "
+    "each with whole pairs or each pair with whole workgroups; tokens_per_split is not used"
+)
+"""What `dealt_rule` does, in words."""
+Terms = tuple[tuple[str, str], ...]
+
+
+def dealt_rule(policy: str, *, tokens: str, pairs: str) -> str:
+    """`workgroups_dealt` as an expression; ``device:N`` and ``fit:N`` need `compute_units`."""
+    kind, _, argument = policy.partition(":")
+    if kind == "fit":
+        most = f"{argument} * compute_units"
+        whole = f"max(1, floor_div({most}, {pairs}))"
+        return f"{whole} * ceil_div({pairs}, ceil_div({pairs}, {most}))"
+    if kind == "tokens":
+        return f"max(1, ceil_div({tokens}, {argument}))"
+    if kind == "device":
+        return f"{argument} * compute_units"
+    return f"{argument or 1} * {pairs}"
+
+
+def split_rule(policy: str, *, context: str, workgroups: str) -> Terms:
+    """`split_plan` as the terms `tokens_per_split` and `num_splits` of a dispatch rule.
+
+    They need `granule_tokens` and, for ``device:N``, `compute_units`.
+    """
+    kind, _, argument = policy.partition(":")
+    wanted = {
+        "none": "1",
+        "count": argument,
+        "tokens": f"max(1, ceil_div({context}, {argument}))",
+        "device": f"max(1, floor_div({argument} * compute_units, {workgroups}))",
+    }[kind]
+    share = f"ceil_div(max(1, {context}), {wanted})"
+    return (
+        ("tokens_per_split", f"round_up({share}, granule_tokens)"),
+        ("num_splits", f"max(1, ceil_div({context}, tokens_per_split))"),
+    )
+
+
 def split_reason(policy: str, parts: int, compute_units: int | None) -> str | None:
     """Why a policy, which makes so many parts, cannot be had on a device; None if it can."""
     if policy.startswith(("device:", "fit:")) and compute_units is None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from tuner.device_info import DeviceInfo
 from tuner.kernels import limits, subgroups
-from tuner.kernels.base import Candidate, Constraint, DispatchRule, Parameter
+from tuner.kernels.base import Candidate, Constraint, Parameter
 from tuner.kernels.subgroups import tuned
 
 BASELINE_THREADS = 128
@@ -53,15 +53,17 @@ def most_workgroups(device: DeviceInfo) -> int:
     return device.max_workgroup_count[0] * device.max_workgroup_count[1]
 
 
-def dispatch(per_workgroup: int, count: str) -> DispatchRule:
-    """How to launch on other sizes: `count` is the number of vectors, in words."""
-    return DispatchRule(
-        policy="none",
-        facts={"per_workgroup": per_workgroup},
-        groups={},
-        text=f"workgroups = ceil({count} / per_workgroup), in x alone, or numbered x first in x "
-        "and y where the device allows fewer in x; more do no harm",
-    )
+def linear_counts(workgroups: str, device: DeviceInfo) -> tuple[str, str, str]:
+    """`linear_grid` in expressions."""
+    rows = f"max(1, ceil_div({workgroups}, {device.max_workgroup_count[0]}))"
+    return (f"max(1, ceil_div({workgroups}, {rows}))", rows, "1")
+
+
+LINEAR = (
+    "workgroups in x alone, or numbered x first in x and y where the device allows fewer in x; "
+    "more do no harm"
+)
+"""What `linear_counts` means, in words."""
 
 
 def _check_workgroup(c: Candidate) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from tuner.kernels import indexer, limits, subgroups
 from tuner.kernels.base import Candidate, Constraint, DispatchRule, Parameter, Pass, Values
 
+VECTORS = "each workgroup takes the same number of vectors"
 MAX_LANE_QUADS = 16
 """Groups of four values that one lane may hold in registers."""
 
@@ -95,11 +96,6 @@ def vector_pass(c: Candidate, name: str, count: int, scalars: Mapping[str, int |
     )
 
 
-def dispatch(c: Candidate, count: str) -> DispatchRule:
-    """How to launch on other sizes, `count` being the number of vectors in words."""
-    return DispatchRule(
-        policy="none",
-        facts={"vectors_per_workgroup": vectors(c)},
-        groups={},
-        text=f"ceil({count} / vectors_per_workgroup) workgroups in x",
-    )
+def dispatch(c: Candidate, name: str, count: str) -> DispatchRule:
+    """How to launch on other sizes, `count` being an expression for the number of vectors."""
+    return indexer.rule({name: (f"ceil_div({count}, {vectors(c)})", "1", "1")}, VECTORS)

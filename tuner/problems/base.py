@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import msgspec
@@ -54,6 +55,11 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
         """`kind` and all fields by name, without the switches that are off."""
         off = set(self.SWITCHES) - self.switched.keys()
         return {name: v for name, v in msgspec.to_builtins(self).items() if name not in off}
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What a launch may hang on beside the fields, by name: sums and maxima over a batch."""
+        return {}
 
     @property
     def label(self) -> str:

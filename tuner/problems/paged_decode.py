@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import ClassVar
 
 import msgspec
@@ -111,6 +112,11 @@ class PagedDecodeProblem(Problem, frozen=True, kw_only=True, tag="paged_decode")
     def blocks_per_sequence(self) -> int:
         """Columns of the block table (at least 1)."""
         return max(1, -(-self.context // self.block_size))
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """The tokens that the queries of all sequences see together."""
+        return {"visible_sum": int(self.visible_tokens().sum())}
 
     @property
     def label(self) -> str:

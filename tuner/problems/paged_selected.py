@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -70,6 +71,12 @@ class PagedSelectedProblem(Problem, frozen=True, kw_only=True, tag="paged_select
     def seen(self) -> int:
         """The most tokens that a sequence sees."""
         return int(self.visible_lens().max())
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """The most tokens that a sequence sees, and those that all see together."""
+        seen = self.visible_lens()
+        return {"visible": int(seen.max()), "visible_sum": int(seen.sum())}
 
     @property
     def label(self) -> str:

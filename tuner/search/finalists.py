@@ -8,6 +8,7 @@ from tuner.evaluate import FINAL, Evaluator, TrialLostDeviceError, measure_again
 from tuner.kernels.space import canonical
 from tuner.records import Record
 from tuner.results import Outcome, outcomes
+from tuner.results.validation import with_whole_check
 from tuner.runner.protocol import BREAKDOWN_SAMPLES, MeasurePlan
 from tuner.search.crew import Crew
 from tuner.search.desk import RecordStore, is_timed
@@ -33,7 +34,8 @@ def hold_finals(
     """Measure the best variants again, in turns, unless that was done; keep the new records.
 
     The winner is who is fastest then, with the time of these last measurements, even if that is
-    worse than what the search saw.
+    worse than what the search saw. Records hold the check of the whole validation, which was the
+    trial's, beside that of the timed operands now.
 
     Raises:
         TrialLostDeviceError: the device is gone; its record is kept.
@@ -64,8 +66,9 @@ def hold_finals(
         except TrialLostDeviceError as lost:
             store.append(lost.record)
             raise
+        measured = tuple(store.records())
         for record in records:
-            store.append(record)
+            store.append(with_whole_check(record, measured))
         crew.keep_warm()
         outcome = outcome_of(evaluator, store)
 

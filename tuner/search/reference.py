@@ -18,6 +18,7 @@ from tuner.evaluate import (
 )
 from tuner.kernels.space import canonical
 from tuner.records import Record
+from tuner.results.validation import with_whole_check
 from tuner.search.desk import RecordStore, is_timed
 from tuner.timing import differ
 
@@ -85,8 +86,7 @@ class Reference:
         why = f"timed again: the reference changed by {100 * _change(before, self.last):+.1f} %"
         for suspect in sorted(suspects, key=lambda each: each.median_ns or math.inf):
             again = time_again(self.evaluator, suspect.values, note=why)
-            if again.check is not None and suspect.check is not None:
-                again = msgspec.structs.replace(again, check=suspect.check)
+            again = with_whole_check(again, [suspect])
             self.store.append(again)
             yield again
 
