@@ -20,6 +20,8 @@ from tuner.records import BufferRole
 Value = int | str
 Values = Mapping[str, Value]
 Array = npt.NDArray[Any]
+Terms = tuple[tuple[str, str], ...]
+"""Names and their expressions, in an order in which each may use those before it."""
 
 ArithmeticClass = Literal[
     "f32",
@@ -126,17 +128,16 @@ class DispatchRule:
     """How an engine launches a variant on other sizes of the same geometry.
 
     All but `policy`, `facts` and `text` are expressions (`tuner.expressions`) of the problem's
-    whole numbers and `counts`, of the `facts`, and of `terms`: pairs of a name and an expression,
-    each of which may use those before it. `groups` has, for each pass of the candidate, the
-    workgroup counts in x, y and z; `push` the push constants that sizes change; `scratch` the bytes
-    of each scratch and counter buffer. The rule holds where no expression in `at_most` is larger
-    than its number. `policy` is what cuts the work, in a form that programs read ("count:8");
-    `text` says it all in words.
+    whole numbers and `counts`, of the `facts`, and of `terms`. `groups` has, for each pass of the
+    candidate, the workgroup counts in x, y and z; `push` the push constants that sizes change;
+    `scratch` the bytes of each scratch and counter buffer. The rule holds where no expression in
+    `at_most` is larger than its number. `policy` is what cuts the work, in a form that programs
+    read ("count:8"); `text` says it all in words.
     """
 
     policy: str
     facts: Mapping[str, int] = field(default_factory=dict)
-    terms: tuple[tuple[str, str], ...] = ()
+    terms: Terms = ()
     groups: Mapping[str, tuple[str, str, str]]
     push: Mapping[str, str] = field(default_factory=dict)
     scratch: Mapping[str, str] = field(default_factory=dict)

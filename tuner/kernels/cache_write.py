@@ -281,7 +281,8 @@ def _rule(c: Candidate, workgroups: str, text: str) -> DispatchRule:
     row = "kv_heads * head_size"
     return DispatchRule(
         policy="none",
-        groups={"write": teams.linear_counts(workgroups, c.device)},
+        terms=teams.linear_terms("write", workgroups, c.device),
+        groups={"write": teams.linear_counts("write")},
         push={
             "tokens": "tokens",
             "key_stride": f"max(key_stride, {row})",

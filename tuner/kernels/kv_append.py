@@ -120,8 +120,11 @@ def _dispatch(c: Candidate) -> DispatchRule:
         workgroups = f"2 * ceil_div({end} - 2 * floor_div({first}, 2), {BASELINE_TEAMS})"
     return DispatchRule(
         policy="none",
-        terms=(("max_tokens", "context + rows + 1"),),
-        groups={"append": teams.linear_counts(workgroups, c.device)},
+        terms=(
+            ("max_tokens", "context + rows + 1"),
+            *teams.linear_terms("append", workgroups, c.device),
+        ),
+        groups={"append": teams.linear_counts("append")},
         push={"first_row": "context", "rows": "rows", "scale_offset": SCALE_OFFSET},
         text="context is the position of the first new token; teams of a workgroup take the words "
         f"of two scales that are touched; {teams.LINEAR}",

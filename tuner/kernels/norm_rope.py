@@ -158,10 +158,14 @@ def _dispatch(c: Candidate) -> DispatchRule:
     per_group = teams.teams(c) if tuned(c.values) else BASELINE_TEAMS
     return DispatchRule(
         policy="none",
-        groups={
-            name: teams.linear_counts(f"ceil_div(rows * {count}, {per_group})", c.device)
+        terms=tuple(
+            term
             for name, count in heads.items()
-        },
+            for term in teams.linear_terms(
+                f"{name}_heads", f"ceil_div(rows * {count}, {per_group})", c.device
+            )
+        ),
+        groups={name: teams.linear_counts(f"{name}_heads") for name in heads},
         push={"rows": "rows"},
         text=f"a workgroup for {per_group} heads; {teams.LINEAR}",
     )

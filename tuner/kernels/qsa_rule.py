@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from tuner.expressions import renamed
 from tuner.kernels import indexer, q8_operands, q8_parts
-from tuner.kernels.base import Candidate, DispatchRule
+from tuner.kernels.base import Candidate, DispatchRule, Terms
 from tuner.kernels.qsa_passes import attend_values, chosen, named, passes
-from tuner.kernels.qsa_steps import ATTEND, KV_APPEND, SELECT, SELECTS
-from tuner.kernels.splits import Terms
+from tuner.kernels.qsa_steps import ATTEND, KV_APPEND, Step
 from tuner.planar import SCALE_OFFSET
 from tuner.problems import QsaStepProblem
 
@@ -20,19 +22,29 @@ def dispatch_rule(c: Candidate) -> DispatchRule:
     problem: QsaStepProblem = c.problem
     attend = ATTEND.candidate(attend_values(c), problem, c.device)
     policy, facts, num_parts = q8_parts.parts_rule(attend, "seen")
-    partials = f"rows * query_heads * num_parts * {problem.head_size + 2}"
-    select = SELECT.candidate(SELECTS[c["select"]](c["subgroup_size"], problem), problem, c.device)
-    assert SELECT.family.dispatch is not None
-    return DispatchRule(
-        policy=policy,
-        facts=facts,
-        terms=(
+    terms = dict(
+        (
             *indexer.TERMS,
             *_seen_terms(problem),
             ("max_parts", renamed(q8_operands.MAX_PARTS, {"max_tokens": "seen"})),
             ("num_parts", num_parts),
-        ),
-        groups=_groups(c),
+        )
+    )
+    partials = f"rows * query_heads * num_parts * {problem.head_size + 2}"
+    groups: dict[str, tuple[str, str, str]] = {}
+    scratch = {"partials": f"4 * {partials}"}
+    launched = {each.name for each in passes(c, {})}
+    for step, rule in _rules(c):
+        scratch = {**rule.scratch, **scratch}
+        found = {n: counts for n, counts in named(step, rule.groups).items() if n in launched}
+        if found:
+            groups |= found
+            terms = {**terms, **{n: text for n, text in rule.terms if n not in terms}}
+    return DispatchRule(
+        policy=policy,
+        facts=facts,
+        terms=tuple(terms.items()),
+        groups=groups,
         push={
             **indexer.PUSH,
             "first_row": "base_pos",
@@ -41,7 +53,7 @@ def dispatch_rule(c: Candidate) -> DispatchRule:
             "num_parts": "num_parts",
             "max_parts": "num_parts",
         },
-        scratch={**SELECT.family.dispatch(select).scratch, "partials": f"4 * {partials}"},
+        scratch=scratch,
         at_most={"num_parts": q8_parts.MAX_PARTS, **_missing(problem)},
         text="context is what there is after the step, seen what the row sees that sees most; "
         "steps that have nothing to do on a problem do no harm there; part p of the attention "
@@ -49,18 +61,20 @@ def dispatch_rule(c: Candidate) -> DispatchRule:
     )
 
 
-def _groups(c: Candidate) -> dict[str, tuple[str, str, str]]:
-    """Workgroup counts of the passes that the candidate has."""
-    launched, found = {each.name for each in passes(c, {})}, {}
+def _rules(c: Candidate) -> Iterator[tuple[Step, DispatchRule]]:
+    """Every step and its own rule, in names of the chain."""
     for step, made in chosen(c):
         sub = step.candidate(made(c["subgroup_size"], c.problem), c.problem, c.device)
         assert step.family.dispatch is not None
+        rule = step.family.dispatch(sub)
         meanings = STEP_NAMES.get(step.family.name, {})
-        for name, counts in named(step, step.family.dispatch(sub).groups).items():
-            if name in launched:
-                x, y, z = (renamed(text, meanings) for text in counts)
-                found[name] = (x, y, z)
-    return found
+        yield (
+            step,
+            replace(
+                rule,
+                terms=tuple((name, renamed(text, meanings)) for name, text in rule.terms),
+            ),
+        )
 
 
 def _seen_terms(problem: QsaStepProblem) -> Terms:

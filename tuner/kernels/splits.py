@@ -25,6 +25,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tuner.kernels.base import Terms
+
 POLICIES = (
     "none",
     "count:2",
@@ -129,7 +131,6 @@ DEALT = (
     "each with whole pairs or each pair with whole workgroups; tokens_per_split is not used"
 )
 """What `dealt_rule` does, in words."""
-Terms = tuple[tuple[str, str], ...]
 
 
 def dealt_rule(policy: str, *, tokens: str, pairs: str) -> str:

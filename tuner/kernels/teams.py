@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from tuner.device_info import DeviceInfo
 from tuner.kernels import limits, subgroups
-from tuner.kernels.base import Candidate, Constraint, Parameter
+from tuner.kernels.base import Candidate, Constraint, Parameter, Terms
 from tuner.kernels.subgroups import tuned
 
 BASELINE_THREADS = 128
@@ -53,10 +53,19 @@ def most_workgroups(device: DeviceInfo) -> int:
     return device.max_workgroup_count[0] * device.max_workgroup_count[1]
 
 
-def linear_counts(workgroups: str, device: DeviceInfo) -> tuple[str, str, str]:
+def linear_terms(name: str, workgroups: str, device: DeviceInfo) -> Terms:
+    """What `linear_counts` needs for a pass of so many workgroups."""
+    most = device.max_workgroup_count[0]
+    return (
+        (f"{name}_workgroups", workgroups),
+        (f"{name}_grid_rows", f"max(1, ceil_div({name}_workgroups, {most}))"),
+    )
+
+
+def linear_counts(name: str) -> tuple[str, str, str]:
     """`linear_grid` in expressions."""
-    rows = f"max(1, ceil_div({workgroups}, {device.max_workgroup_count[0]}))"
-    return (f"max(1, ceil_div({workgroups}, {rows}))", rows, "1")
+    rows = f"{name}_grid_rows"
+    return (f"max(1, ceil_div({name}_workgroups, {rows}))", rows, "1")
 
 
 LINEAR = (
