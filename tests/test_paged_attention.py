@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 
 from tests.attention_variants import lane_matrix_variant, matrix_variant, problem
@@ -18,6 +17,7 @@ from tests.made_devices import gpu, narrow_cpu
 from tests.spirv_tools import spirv_val
 from tuner.device_info import DeviceInfo
 from tuner.evaluate import ResidentCases, render_passes
+from tuner.export.chosen import published
 from tuner.kernels.base import Candidate, Values
 from tuner.kernels.paged_attention import PAGED_ATTENTION as FAMILY
 from tuner.kernels.paged_attention import bytes_moved
@@ -241,11 +241,10 @@ def test_the_dispatch_rule_gives_what_is_launched(
     assert FAMILY.dispatch is not None
     for values in pairs(device, of):
         candidate = Candidate(values, of, device)
-        rule = FAMILY.dispatch(candidate)
-        for each in FAMILY.passes(candidate, FAMILY.timing_scalars(of)):
-            known = {**msgspec.to_builtins(of), **each.push}
-            terms = rule.groups[each.name]
-            assert each.groups == tuple(int(t) if t == "1" else known[t] for t in terms)
+        launch = published(FAMILY.dispatch(candidate)).launch(of)
+        launched = FAMILY.passes(candidate, FAMILY.timing_scalars(of))
+        assert launch.groups == {each.name: each.groups for each in launched}
+        assert launch.scratch_bytes == FAMILY.scratch_bytes(candidate)
 
 
 def test_bytes_moved_count_what_some_row_sees_once() -> None:

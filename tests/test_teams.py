@@ -13,6 +13,7 @@ from tests.made_devices import gpu, narrow_cpu
 from tests.spirv_tools import spirv_val
 from tuner.device_info import DeviceInfo
 from tuner.evaluate import render_passes
+from tuner.export.chosen import published
 from tuner.kernels.base import Candidate, Family
 from tuner.kernels.cache_write import CACHE_WRITE_F32, CACHE_WRITE_Q8
 from tuner.kernels.kv_append import KV_APPEND_Q8
@@ -55,10 +56,12 @@ def test_grids_stay_within_the_limits_and_hold_everything(family: Family) -> Non
     problem = LARGE[family.name]
     for values in legal(family, problem, device):
         candidate = Candidate(values, problem, device)
-        for each in family.passes(candidate, {}):
+        launched = family.passes(candidate, {})
+        for each in launched:
             assert all(map(int.__le__, each.groups, device.max_workgroup_count))
-        if family.dispatch is not None:
-            assert family.dispatch(candidate).facts
+        assert family.dispatch is not None
+        groups = published(family.dispatch(candidate)).launch(problem).groups
+        assert groups == {each.name: each.groups for each in launched}
 
 
 @pytest.mark.parametrize("workgroups", [0, 1, 65_535, 65_536, 131_071, 10**7])
