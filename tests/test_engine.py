@@ -3,6 +3,7 @@ never tuned: right answers, for every kernel family."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from tuner.device_info import DeviceInfo
 from tuner.errors import UsageError
 from tuner.evaluate import Currency
 from tuner.evaluate.building import named
+from tuner.expressions import FUNCTIONS
 from tuner.kernels.base import Family, Operands, ValidationCase, Values
 from tuner.kernels.space import parse_values, reasons
 from tuner.oracle import judge
@@ -182,3 +184,17 @@ def test_every_family_is_launched_on_what_was_not_tuned(
                 launch_everywhere(vulkan_runner, tmp_path, family, values, tuned, cases)
                 return
     raise AssertionError("no start is legal on any geometry")
+
+
+PAGE = (Path(__file__).parents[1] / "docs" / "engine.md").read_text()
+
+
+@pytest.mark.parametrize("family", kernels.families(), ids=lambda family: family.name)
+def test_the_page_says_what_every_buffer_and_push_constant_is(family: Family) -> None:
+    named_ = set(re.findall(r"`([a-z0-9_]+)`", PAGE[PAGE.index("## What the buffers hold") :]))
+    assert {*family.buffers, *(each.name for each in family.push_fields)} <= named_
+
+
+def test_the_page_has_the_whole_language() -> None:
+    assert set(re.findall(r"`([a-z_]+)\(a, b\)`", PAGE)) | {"min", "max"} == set(FUNCTIONS)
+    assert "`min` and `max`" in PAGE
