@@ -19,7 +19,7 @@ from tuner.export.chosen import published
 from tuner.export.launch_rule import Launch
 from tuner.kernels.base import Candidate, Family, Pass, Values
 from tuner.kernels.space import canonical, reasons
-from tuner.problems import Problem
+from tuner.problems import Problem, QsaStepProblem
 from tuner.workloads import geometries
 
 CANDIDATES = 6
@@ -73,6 +73,36 @@ def assert_launched(launch: Launch, launched: tuple[Pass, ...], scratch: dict[st
     assert launch.scratch_bytes == scratch
     for each in launched:
         assert {name: each.push[name] for name in launch.push_constants} == launch.push_constants
+
+
+def test_a_chain_without_a_step_is_not_launched_where_that_has_something_to_do() -> None:
+    """Four tokens a block, a budget of 16 blocks; the rule is that of a step without block keys,
+    without selection, or with both."""
+    family = kernels.family("qsa_chain")
+
+    def refusal(tuned: QsaStepProblem, context: int) -> str | None:
+        assert family.dispatch is not None
+        rule = published(family.dispatch(Candidate(family.baseline, tuned, gpu())))
+        return rule.refusal(msgspec.structs.replace(tuned, context=context))
+
+    step = QsaStepProblem(context=400, budget=64)
+    between, short = (msgspec.structs.replace(step, context=n) for n in (401, 41))
+    assert refusal(step, 403) is refusal(step, 7) is refusal(step, 70_000) is None
+    assert refusal(between, 70_002) is refusal(between, 42) is None
+    assert "is 1, it may be at most 0" in str(refusal(between, 404))
+    assert refusal(short, 66) is None
+    assert "is 17, it may be at most 16" in str(refusal(short, 69))
+
+
+def test_the_chain_is_never_cut_by_a_row_that_sees_less_than_another() -> None:
+    """Of rows with whole and fresh tails that with the longest tail sees most, not the last."""
+    family = kernels.family("qsa_chain")
+    assert family.dispatch is not None
+    for rows in (1, 2, 3, 5, 8):
+        for context in (*range(rows, 40), *range(60, 100)):
+            problem = QsaStepProblem(rows=rows, context=context, budget=64)
+            rule = published(family.dispatch(Candidate(family.baseline, problem, gpu())))
+            assert rule.known(problem)["seen"] == problem.row_tokens().max()
 
 
 DEVICES = {"wide": gpu(), "narrow grid": gpu(max_workgroup_count=(97, 65535, 65535))}

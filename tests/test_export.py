@@ -390,6 +390,11 @@ def test_markdown_shows_best_against_baseline() -> None:
     assert "Software driver" not in text
 
 
+def test_markdown_takes_a_baseline_alone_for_no_choice() -> None:
+    text = markdown.text([made_record(values=dict(BASELINE))], baseline_of=lambda _: BASELINE)
+    assert text.splitlines()[-1].endswith("| – | 0 | 1 (0) | none but the baseline |")
+
+
 def test_markdown_says_what_a_software_driver_proves() -> None:
     made = [made_record(device=software())]
     text = markdown.text(made, device=software(), baseline_of=lambda _: None)

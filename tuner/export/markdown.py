@@ -59,16 +59,19 @@ def _cells(outcome: Outcome) -> tuple[str, ...]:
         return (outcome.problem.label, *["–"] * 6, tried, "none was correct")
     low, high = interval(best)
     baseline = outcome.baseline.median_ns if outcome.baseline else None
+    alone = outcome.baseline is best and len(outcome.records) == 1
     return (
         outcome.problem.label,
         f"{_number(best.median_ns / 1000)} ({_number(low / 1000)}–{_number(high / 1000)})",
         _number(best.gb_s),
         f"{100 * best.utilisation:.1f} %" if best.utilisation is not None else "–",
         _number(baseline / 1000) if baseline else "–",
-        f"{outcome.speedup:.1f}x" if outcome.speedup else "–",
+        f"{outcome.speedup:.1f}x" if outcome.speedup and not alone else "–",
         str(len(outcome.tied)),
         tried,
-        f"`{describe(kernels.meaningful(best.family, best.values))}`",
+        "none but the baseline"
+        if alone
+        else f"`{describe(kernels.meaningful(best.family, best.values))}`",
     )
 
 
