@@ -131,3 +131,14 @@ def test_nothing_is_legal_where_a_pipeline_has_too_few_buffers(of: Family) -> No
     assert reason == f"{count} storage buffers, the device allows {count - 1}"
     assert not space.legal(of, problem, few)
     assert buffers_reason(gpu(max_storage_buffers=count), count) is None
+
+
+def test_workgroups_have_no_more_subgroups_than_the_device_allows() -> None:
+    of = family("index_select")
+    problem = problems_of(of)[0]
+    few = gpu(max_workgroup_subgroups=8)
+    kept = space.legal(of, problem, few)
+    assert {values["subgroups"] for values in kept} == {4, 8}
+    assert {values["subgroups"] for values in space.legal(of, problem, gpu())} == {4, 8, 16, 32}
+    reasons = space.reasons(of, space.canonical(of, of.starts[0]), problem, few)
+    assert "32 subgroups a workgroup, the device allows 8" in reasons

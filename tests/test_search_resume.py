@@ -23,6 +23,7 @@ from tests.toy_search import (
 )
 from tuner.evaluate import FINAL, Session
 from tuner.kernels.base import Values
+from tuner.search.run import _template_digest
 
 
 def test_records_answer_when_the_study_is_gone(tmp_path: Path) -> None:
@@ -125,3 +126,17 @@ def test_a_stopped_run_goes_on_where_it_was(journal: Path) -> None:
     tried = [record.values for record in searched(store)]
     assert len({str(values) for values in tried}) == len(tried) == 20
     assert all(values in tried[6:9] for values in under_way)
+
+
+def test_a_study_knows_templates_of_one_name_by_their_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def digest(texts: dict[str, str]) -> str:
+        root = tmp_path / "-".join(texts)
+        for folder, text in texts.items():
+            (root / folder).mkdir(parents=True)
+            (root / folder / "part.jinja").write_text(text)
+        monkeypatch.setattr("tuner.templates.TEMPLATE_DIR", root)
+        return _template_digest()
+
+    assert digest({"a": "same"}) != digest({"b": "same"})

@@ -65,3 +65,9 @@ def buffers_reason(device: DeviceInfo, count: int) -> str | None:
     """Why a pipeline cannot have so many storage buffers."""
     limit = device.max_storage_buffers
     return f"{count} storage buffers, the device allows {limit}" if count > limit else None
+
+
+def subgroups_reason(device: DeviceInfo, count: int) -> str | None:
+    """Why a workgroup cannot have so many subgroups."""
+    limit = device.max_workgroup_subgroups
+    return f"{count} subgroups a workgroup, the device allows {limit}" if count > limit else None

@@ -257,12 +257,19 @@ def _rules_by_depth(
 
 
 def _constraints(family: Family) -> tuple[Constraint, ...]:
-    """The family's own, and that a pipeline has room for its buffers."""
+    """The family's own, and what every pipeline must keep to: how many buffers, how many subgroups
+    a workgroup, where variants choose these."""
 
-    def check(c: Candidate) -> str | None:
+    def check_buffers(c: Candidate) -> str | None:
         return limits.buffers_reason(c.device, len(family.slots))
 
-    return (Constraint(needs=(), check=check), *family.constraints)
+    def check_subgroups(c: Candidate) -> str | None:
+        return limits.subgroups_reason(c.device, c["subgroups"])
+
+    shared = [Constraint(needs=(), check=check_buffers)]
+    if "subgroups" in _names(family):
+        shared.append(Constraint(needs=("subgroups",), check=check_subgroups))
+    return (*shared, *family.constraints)
 
 
 def _names(family: Family) -> tuple[str, ...]:
