@@ -114,7 +114,8 @@ def test_a_switch_out_of_range_is_refused(changes: dict[str, Any], told: str) ->
 
 
 def test_workload_files_and_shapes_name_switches() -> None:
-    text = '[[problem]]\nmodel = "Phi-4"\nsequences = 1\ncontext = [64, 128]\nwindow = 32\n'
+    heads = "query_heads = 8\nkv_heads = 2\nhead_size = 64\n"
+    text = f"[[problem]]\n{heads}sequences = 1\ncontext = [64, 128]\nwindow = 32\n"
     found = workloads.parse_workload(text + "softcap = 30.5\nsinks = 1\n", path="own.toml")
     assert [(p.window, p.softcap, p.sinks) for p in found] == [(32, 30.5, 1)] * 2
     parsed = shapes.parse_shape(
