@@ -224,7 +224,7 @@ def test_reference_is_the_definition_element_by_element(chosen: dict[str, Any]) 
             z.append(logit)
             rows.append(inputs["value_cache"][block, g, :, t % 8].astype(float))
         sink = [float(inputs["sinks"][h])] if of.sinks else []
-        top = max([*z, *sink], default=0.0)
+        top = max([*z, *sink, -1e30])
         weights = np.exp(np.array(z) - top)
         wanted = sum((w * r for w, r in zip(weights, rows, strict=True)), np.zeros(of.value_size))
         total = weights.sum() + sum(np.exp(x - top) for x in sink)

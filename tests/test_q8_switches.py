@@ -86,7 +86,7 @@ def test_reference_is_the_definition_element_by_element(
             z.append(logit)
             seen.append(float(value_scales[at]) * values[at].astype(float))
         sink = [float(inputs["sinks"][h])] if of.sinks else []
-        top = max([*z, *sink], default=0.0)
+        top = max([*z, *sink, -1e30])
         weights = np.exp(np.array(z) - top)
         wanted = sum((w * v for w, v in zip(weights, seen, strict=True)), np.zeros(16))
         total = weights.sum() + sum(np.exp(x - top) for x in sink)
@@ -99,6 +99,26 @@ def test_blocks_before_a_window_are_no_longer_the_sequences() -> None:
     assert (table[0, :4] == NO_BLOCK).all()
     assert (table[0, 4:7] != NO_BLOCK).all()
     assert (table[1, :2] != NO_BLOCK).all()
+
+
+@pytest.mark.parametrize(
+    "name", ["paged_decode_q8_switched", "paged_decode_f32", "paged_decode_f16"]
+)
+def test_what_is_timed_is_no_larger_than_what_a_window_lets_be_read(name: str) -> None:
+    """Else copies of memory that nothing reads fill the device, and few are left to rotate over."""
+    family, of = kernels.family(name), problem(sequences=3, context=65536, window=100)
+    inputs = family.operands(of, "timing", 0).inputs
+    used = inputs["block_table"] != NO_BLOCK
+    assert used.sum(axis=1).tolist() == [7, 7, 7]
+    assert used[:, -7:].all()
+    assert len(inputs["key_cache"]) == len(inputs["value_cache"]) == 21
+    ragged = problem(sequences=3, context=4000, lengths="list:4000,0,33", window=40)
+    table = family.operands(ragged, "timing", 0).inputs["block_table"]
+    assert [np.flatnonzero(row != NO_BLOCK).tolist() for row in table] == [
+        [247, 248, 249],
+        [],
+        [0, 1, 2],
+    ]
 
 
 def test_only_what_is_seen_has_to_move() -> None:

@@ -119,11 +119,11 @@ def _shortage(result: RunResult) -> str | None:
     short = sum(each.is_short for each in result.problems)
     if not short:
         return None
-    said = f"--seconds was too little: {short} of {len(result.problems)} problems had no time for "
+    said = f"the time was too short: {short} of {len(result.problems)} problems had no time for "
     said += f"more than their first {LEAST_TRIALS} trials"
     if result.seconds_over >= 1:
         said += f", and even so the run took {result.seconds_over:.0f} s more"
-    return f"{said}; give several times as much, and the same command goes on from here"
+    return f"{said}; give more --seconds, and the same command goes on from here"
 
 
 def _row(result: ProblemResult, written: Written, name: str) -> tuple[str, ...]:

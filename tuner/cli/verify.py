@@ -141,7 +141,7 @@ def verify(
             todo += found
             if refused:
                 labels = "; ".join(problem.label for problem in refused)
-                note(f"{each.name}: no such variant is legal for {labels}")
+                note(f"{each.name} has nothing of this for {labels}")
         findings = _run(todo, devices)
         messages = tuple(said for each in devices for said in each.runner.messages)
     report = Report(info=info, batches=todo, findings=findings, messages=messages)

@@ -63,7 +63,8 @@ REMEMBERED = 128
 
 class RenderMemo:
     """A `Render` that does not render the same again soon: passes that variants, or one variant's
-    problems, have in common. What a template did not look up is not part of what is the same."""
+    problems, have in common; for one thread. What a template did not look up is not part of what is
+    the same."""
 
     def __init__(self, render: Render, *, remembered: int = REMEMBERED) -> None:
         self._render, self._remembered = render, remembered

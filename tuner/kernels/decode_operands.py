@@ -145,12 +145,17 @@ def timing_scalars(problem: PagedDecodeProblem) -> dict[str, int | float]:
 
 
 def permuted_table(problem: PagedDecodeProblem, rng: np.random.Generator) -> tuple[Words, int]:
-    """A table [S, MB] for timing, no block used twice, and the number of blocks (at least 1)."""
-    used = blocks_used(problem)
-    blocks = max(1, int(used.sum()))
-    table = np.full((problem.sequences, problem.blocks_per_sequence), NO_BLOCK, np.uint32)
-    in_use = np.arange(table.shape[1]) < used[:, None]
-    table[in_use] = rng.permutation(blocks)[: int(used.sum())]
+    """A table [S, MB] for timing, no block used twice, and the number of blocks (at least 1).
+
+    A window leaves the blocks that it reaches into: others would be memory that nothing reads.
+    """
+    column = np.arange(problem.blocks_per_sequence)
+    seen_from = (problem.context_lens().astype(np.int64) - problem.visible_tokens())[:, None]
+    in_use = (column < blocks_used(problem)[:, None]) & (column >= seen_from // problem.block_size)
+    used = int(in_use.sum())
+    blocks = max(1, used)
+    table = np.full(in_use.shape, NO_BLOCK, np.uint32)
+    table[in_use] = rng.permutation(blocks)[:used]
     return table, blocks
 
 

@@ -17,7 +17,7 @@ VALIDATION_WINDOW = 151
 """Windows are cut to this for validation, so that contexts of a thousand tokens reach beyond."""
 PUSH_FIELDS = (PushField(name="window", type="uint"), PushField(name="softcap", type="float"))
 """Push constants of kernels that have switches."""
-LARGE_SINK, SMALL_SINK = 40.0, -1e30
+LARGE_SINK, NO_SINK = 40.0, -np.inf
 
 
 def switch_inputs(problem: PagedDecodeProblem, rng: np.random.Generator) -> dict[str, Floats]:
@@ -43,11 +43,11 @@ def with_validation_window(problem: PagedDecodeProblem) -> PagedDecodeProblem:
 
 
 def _sinks(problem: PagedDecodeProblem, rng: np.random.Generator) -> Floats:
-    """Sink logits [H] about as large as others, the first far above all, the last far below."""
+    """Sink logits [H] about as large as others, the first far above all, the last none."""
     if not problem.sinks:
         return np.full(problem.query_heads, np.nan, np.float32)
     sinks = 3 * rng.standard_normal(problem.query_heads, np.float32)
-    sinks[0], sinks[-1] = LARGE_SINK, SMALL_SINK
+    sinks[0], sinks[-1] = LARGE_SINK, NO_SINK
     return sinks
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from tuner.expressions import renamed
@@ -73,8 +73,17 @@ def _rules(c: Candidate) -> Iterator[tuple[Step, DispatchRule]]:
             replace(
                 rule,
                 terms=tuple((name, renamed(text, meanings)) for name, text in rule.terms),
+                groups={n: _renamed_counts(each, meanings) for n, each in rule.groups.items()},
+                scratch={n: renamed(text, meanings) for n, text in rule.scratch.items()},
             ),
         )
+
+
+def _renamed_counts(
+    counts: tuple[str, str, str], meanings: Mapping[str, str]
+) -> tuple[str, str, str]:
+    x, y, z = (renamed(text, meanings) for text in counts)
+    return x, y, z
 
 
 def _seen_terms(problem: QsaStepProblem) -> Terms:

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
 
@@ -21,10 +21,11 @@ class JournalFile(BaseJournalBackend):
     the next `sync` that of the machine.
     """
 
-    def __init__(self, path: Path, lock: RunLock) -> None:
-        """Raises OSError if it cannot be made where it is missing."""
+    def __init__(self, path: Path) -> None:
+        """Whoever writes holds the `RunLock`. Raises OSError if it cannot be made where missing."""
         self._path = path
-        self._reading = JournalFileBackend(str(path), cast("Any", lock))
+        # Reading takes no lock, and Optuna's own is not for this.
+        self._reading = JournalFileBackend(str(path))
 
     def read_logs(self, log_number_from: int) -> Iterable[dict[str, Any]]:
         """See `BaseJournalBackend`."""
@@ -46,8 +47,7 @@ class RunLock:
     """The right to write a journal, held by one run until `close`.
 
     It is the system's own lock, which no dead process can hold: Optuna's are files that a killed
-    process leaves behind, to be waited for 30 seconds. A journal takes its lock for each write, and
-    finds it taken for good.
+    process leaves behind, to be waited for 30 seconds.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,13 +63,6 @@ class RunLock:
                     path, "another run keeps its studies here: wait for it or use another --storage"
                 ) from None
             raise
-
-    def acquire(self) -> bool:
-        """Nothing to do."""
-        return True
-
-    def release(self) -> None:
-        """Nothing to do."""
 
     def close(self) -> None:
         """Let other runs have it; idempotent."""

@@ -257,7 +257,7 @@ def open_storage(path: Path) -> Storage:
             lock = RunLock(path)
             undo.callback(lock.close)
             cut_torn_line(path)
-            file = JournalFile(path, lock)
+            file = JournalFile(path)
             journal = JournalStorage(file)
         except OSError as error:
             raise ResultsError(path, f"cannot keep the study here: {error.strerror}") from error
