@@ -175,4 +175,4 @@ def test_what_cannot_fit_is_refused_beforehand_with_sizes(
     ran = run_on_device(*arguments, *huge, code=1)
     assert "needs 2,1" in ran.err
     assert "MiB" in ran.err
-    assert "use fewer sequences" in ran.err
+    assert "lower its sequences or context" in ran.err

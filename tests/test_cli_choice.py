@@ -72,7 +72,7 @@ def test_what_cannot_fit_is_known_without_making_operands() -> None:
     assert misfit(TOY, fits, info) is None
     error = misfit(TOY, too_large, info)
     assert error is not None
-    assert error.needed_bytes == TOY.bytes_moved(too_large) > room
+    assert error.needed_bytes == TOY.operand_bytes(too_large) > room
     assert error.available_bytes <= room
 
 
@@ -98,5 +98,5 @@ def test_a_problem_that_does_not_fit_is_told_beside_the_others(
     assert (alone.ok, both.ok) == (True, False)
     summary.print_result(both)
     assert f"\n{large.label}: needs " in capsys.readouterr().out
-    with pytest.raises(OutOfMemoryError, match="use fewer sequences"):
+    with pytest.raises(OutOfMemoryError, match="lower its sequences or context"):
         tune._by_size(tasks[:1], gpu())

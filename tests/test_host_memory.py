@@ -53,7 +53,7 @@ def test_what_the_host_cannot_hold_is_known_without_making_operands(
         gpu(), memory_heaps=(MemoryHeap(size_bytes=2**40, device_local=True),)
     )
     problem = decode(8, 16_384)
-    needed = HOST_COPIES * TOY.bytes_moved(problem)
+    needed = HOST_COPIES * TOY.operand_bytes(problem)
     monkeypatch.setattr("tuner._host_memory.available_host_bytes", lambda: needed)
     assert misfit(TOY, problem, info) is None
     monkeypatch.setattr("tuner._host_memory.available_host_bytes", lambda: needed - 1)
@@ -61,7 +61,7 @@ def test_what_the_host_cannot_hold_is_known_without_making_operands(
     assert error is not None
     assert (error.needed_bytes, error.available_bytes) == (needed, needed - 1)
     assert "the host has" in str(error)
-    assert "use fewer sequences or a shorter context" in str(error)
+    assert "lower its sequences or context" in str(error)
 
 
 def test_operands_for_which_there_is_no_memory_are_an_error_of_the_problem() -> None:

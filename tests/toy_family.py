@@ -55,6 +55,11 @@ def _operands(problem: PagedDecodeProblem, inputs: str, seed: int) -> Operands:
     )
 
 
+def _operand_bytes(problem: PagedDecodeProblem) -> int:
+    vectors = 2 * problem.query_heads * problem.head_size
+    return 4 * problem.sequences * (vectors + max(1, problem.context))
+
+
 def _bounds(shape: tuple[int, ...]) -> Any:
     return lambda arithmetic: {"out": np.full(shape, 1e-5 if arithmetic == "f32" else 1e-2)}
 
@@ -145,6 +150,7 @@ TOY = Family(
         ValidationCase(name="zeros", problem=toy_problem(1, 1), inputs="zeros"),
     ),
     bytes_moved=lambda problem: 4 * problem.sequences * problem.context,
+    operand_bytes=_operand_bytes,
 )
 
 

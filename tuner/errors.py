@@ -122,12 +122,18 @@ class OutOfMemoryError(TunerError):
     """A workload that does not fit: `needed_bytes` against `available_bytes` of `holder`."""
 
     def __init__(
-        self, what: str, needed_bytes: int, available_bytes: int, *, holder: str = "the device"
+        self,
+        what: str,
+        needed_bytes: int,
+        available_bytes: int,
+        *,
+        holder: str = "the device",
+        way_out: str = "use fewer sequences or a shorter context",
     ) -> None:
         self.needed_bytes, self.available_bytes = needed_bytes, available_bytes
         super().__init__(
             f"{what} needs {needed_bytes / 2**20:,.0f} MiB, {holder} has "
-            f"{available_bytes / 2**20:,.0f} MiB to give: use fewer sequences or a shorter context"
+            f"{available_bytes / 2**20:,.0f} MiB to give: {way_out}"
         )
 
 

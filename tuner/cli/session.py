@@ -126,14 +126,14 @@ def misfit(family: Family, problem: Problem, info: DeviceInfo) -> OutOfMemoryErr
     from tuner._host_memory import HOST, available_host_bytes
     from tuner.errors import OutOfMemoryError
 
-    needed = family.bytes_moved(problem)
+    needed, what = family.operand_bytes(problem), problem.label
     heaps = [heap for heap in info.memory_heaps if heap.device_local] or info.memory_heaps
     room = max((min(h.size_bytes, h.budget_bytes or h.size_bytes) for h in heaps), default=needed)
     if needed > room:
-        return OutOfMemoryError(problem.label, needed, room)
+        return OutOfMemoryError(what, needed, room, way_out=problem.way_smaller)
     on_host, host_room = HOST_COPIES * needed, available_host_bytes()
     if on_host > host_room:
-        return OutOfMemoryError(problem.label, on_host, host_room, holder=HOST)
+        return OutOfMemoryError(what, on_host, host_room, holder=HOST, way_out=problem.way_smaller)
     return None
 
 

@@ -275,9 +275,13 @@ class Evaluator:
                     operands = self.family.operands(self.problem, TIMING_INPUTS, 0)
                     reference = self.family.sampled_reference(operands, SAMPLED_GROUPS)
                 except MemoryError:
-                    least = self.family.bytes_moved(self.problem)
-                    room = available_host_bytes()
-                    raise OutOfMemoryError(self.problem.label, least, room, holder=HOST) from None
+                    raise OutOfMemoryError(
+                        self.problem.label,
+                        self.family.operand_bytes(self.problem),
+                        available_host_bytes(),
+                        holder=HOST,
+                        way_out=self.problem.way_smaller,
+                    ) from None
                 self._operands = operands, with_cached_bounds(reference)
             return self._operands
 

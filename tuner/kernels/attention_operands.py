@@ -171,7 +171,7 @@ def stored_inputs(made: AttentionValues, element: str) -> dict[str, Array]:
 def timing_inputs(problem: AttentionProblem, rng: np.random.Generator) -> dict[str, Array]:
     """Input buffers for timing: normal values at the speed of memory, permuted blocks."""
     columns = -(-problem.context // problem.block_size)
-    blocks = max(1, problem.batch * columns)
+    blocks = timed_blocks(problem)
     table = np.full((problem.batch, problem.blocks_per_sequence), NO_BLOCK, np.uint32)
     table[:, :columns] = rng.permutation(blocks)[: problem.batch * columns].reshape(
         problem.batch, columns
@@ -184,6 +184,25 @@ def timing_inputs(problem: AttentionProblem, rng: np.random.Generator) -> dict[s
         "values": random_elements(pool, problem.element, rng),
         "block_table": table,
     }
+
+
+def timing_bytes(problem: AttentionProblem) -> int:
+    """Bytes of `make_operands(problem, "timing", …)`, without the arrays."""
+    rows = problem.batch * problem.query_heads * problem.query_tokens
+    elements = 2 * (rows * problem.head_size + pool_elements(problem))
+    table = problem.batch * problem.blocks_per_sequence
+    return elements * problem.element_bytes + 4 * (rows + table)
+
+
+def pool_elements(problem: AttentionProblem) -> int:
+    """Numbers of the keys, or of the values, in the pool for timing."""
+    tokens = timed_blocks(problem) * problem.block_size
+    return tokens * problem.kv_heads * problem.head_size
+
+
+def timed_blocks(problem: AttentionProblem) -> int:
+    """Blocks of the pool for timing (at least 1)."""
+    return max(1, problem.batch * -(-problem.context // problem.block_size))
 
 
 def random_elements(shape: tuple[int, ...], element: str, rng: np.random.Generator) -> Array:

@@ -23,7 +23,7 @@ from tuner.kernels.base import (
     Values,
 )
 from tuner.kernels.matrix_units import by_matrix
-from tuner.kernels.q8_operands import make_operands, scalars_of, validation_cases
+from tuner.kernels.q8_operands import make_operands, scalars_of, timing_bytes, validation_cases
 from tuner.oracle.q8_decode import partials_reference, sampled_partials_reference
 from tuner.planar import SCALE_OFFSET
 from tuner.problems import Q8DecodeProblem, Q8SelectedProblem
@@ -183,6 +183,7 @@ def _family(name: str, summary: str, problem_type: type[Q8DecodeProblem]) -> Fam
         sampled_reference=sampled_partials_reference,
         validation_cases=validation_cases,
         bytes_moved=_bytes_moved,
+        operand_bytes=timing_bytes,
         scalars=scalars_of,
         dispatch=_dispatch,
         validated_as=_validated_as,

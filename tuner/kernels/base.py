@@ -227,6 +227,9 @@ class Family:
     """Small problems of the same geometry as the given one that exercise every code path."""
     bytes_moved: Callable[[Any], int]
     """Bytes that must cross device memory once, whatever the kernel."""
+    operand_bytes: Callable[[Any], int]
+    """Bytes of the operands of kind "timing", inputs and outputs, without making these: often far
+    more than a launch reads."""
     dispatch: Callable[[Candidate], DispatchRule] | None = None
     """How a candidate is launched on other sizes, for exports; None: only as it was measured."""
     portable: tuple[Values, ...] = ()

@@ -24,6 +24,7 @@ from tuner.kernels.base import (
 from tuner.kernels.cache_write_operands import (
     VALIDATION_INPUTS,
     f32_operands,
+    operand_bytes,
     q8_operands,
     scalars_of,
     validation_cases,
@@ -349,6 +350,7 @@ CACHE_WRITE_F32 = Family(
     sampled_reference=sampled_f32_write_reference,
     validation_cases=lambda problem: validation_cases(problem, ("bits", "random", "bits", "bits")),
     bytes_moved=_f32_bytes,
+    operand_bytes=lambda problem: operand_bytes(problem, vector_bytes=4 * problem.head_size),
     scalars=scalars_of,
     dispatch=_f32_dispatch,
 )
@@ -397,6 +399,7 @@ CACHE_WRITE_Q8 = Family(
     sampled_reference=sampled_q8_write_reference,
     validation_cases=lambda problem: validation_cases(problem, tuple(VALIDATION_INPUTS)),
     bytes_moved=_q8_bytes,
+    operand_bytes=lambda problem: operand_bytes(problem, vector_bytes=problem.head_size + 4),
     scalars=scalars_of,
     dispatch=_q8_dispatch,
 )

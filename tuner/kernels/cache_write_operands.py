@@ -109,12 +109,29 @@ def _slots(problem: CacheWriteProblem, rng: np.random.Generator) -> tuple[Array,
     run = problem.tokens // problem.sequences
     offsets = rng.integers(0, problem.block_size, (problem.sequences, 1))
     positions = offsets + np.arange(run)
-    held = -(-(problem.block_size - 1 + run) // problem.block_size)
-    blocks = problem.sequences * held + SPARE_BLOCKS
+    held, blocks = _blocks_held(problem), _blocks(problem)
     table = rng.permutation(blocks)[: problem.sequences * held].reshape(problem.sequences, held)
     block = np.take_along_axis(table, positions // problem.block_size, axis=1)
     slots = block * problem.block_size + positions % problem.block_size
     return slots.reshape(-1).astype(np.uint32), blocks
+
+
+def _blocks_held(problem: CacheWriteProblem) -> int:
+    """Blocks of a sequence, whichever offset its run begins at."""
+    run = problem.tokens // problem.sequences
+    return -(-(problem.block_size - 1 + run) // problem.block_size)
+
+
+def _blocks(problem: CacheWriteProblem) -> int:
+    return problem.sequences * _blocks_held(problem) + SPARE_BLOCKS
+
+
+def operand_bytes(problem: CacheWriteProblem, *, vector_bytes: int) -> int:
+    """Bytes of the operands, going in and coming out, without making them; a cached vector of one
+    side takes `vector_bytes`."""
+    given = 4 * problem.tokens * (sum(problem.strides) + 1)
+    cached = _blocks(problem) * problem.block_size * problem.kv_heads
+    return given + 4 * cached * vector_bytes
 
 
 def _random(_vectors: Array) -> None:

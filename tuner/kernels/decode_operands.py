@@ -26,6 +26,7 @@ from tuner.kernels.decode_values import (
     Floats,
     Words,
     blocks_used,
+    first_blocks,
     float_pool,
 )
 from tuner.problems import PagedDecodeProblem
@@ -150,13 +151,29 @@ def permuted_table(problem: PagedDecodeProblem, rng: np.random.Generator) -> tup
     A window leaves the blocks that it reaches into: others would be memory that nothing reads.
     """
     column = np.arange(problem.blocks_per_sequence)
-    seen_from = (problem.context_lens().astype(np.int64) - problem.visible_tokens())[:, None]
-    in_use = (column < blocks_used(problem)[:, None]) & (column >= seen_from // problem.block_size)
-    used = int(in_use.sum())
-    blocks = max(1, used)
+    in_use = (column < blocks_used(problem)[:, None]) & (column >= first_blocks(problem)[:, None])
+    blocks = timed_blocks(problem)
     table = np.full(in_use.shape, NO_BLOCK, np.uint32)
-    table[in_use] = rng.permutation(blocks)[:used]
+    table[in_use] = rng.permutation(blocks)[: int(in_use.sum())]
     return table, blocks
+
+
+def timed_blocks(problem: PagedDecodeProblem) -> int:
+    """Blocks of the pool for timing (at least 1)."""
+    return max(1, int((blocks_used(problem) - first_blocks(problem)).sum()))
+
+
+def timing_bytes(problem: PagedDecodeProblem) -> int:
+    """Bytes of `make_operands(problem, "timing", …)`, without the arrays."""
+    token = 2 * problem.kv_heads * (problem.head_size + 4)
+    return timed_blocks(problem) * problem.block_size * token + step_bytes(problem)
+
+
+def step_bytes(problem: PagedDecodeProblem) -> int:
+    """Bytes beside the caches: queries and outputs, table and lengths, sinks and slopes."""
+    vectors = problem.query_heads * (problem.head_size + problem.value_size)
+    words = problem.sequences * (vectors + problem.blocks_per_sequence + 1)
+    return 4 * (words + 2 * problem.query_heads)
 
 
 def _laid_out(cache: Words, layout: str) -> Words:

@@ -76,6 +76,12 @@ def blocks_used(problem: PagedDecodeProblem) -> npt.NDArray[np.int64]:
     return -(-problem.context_lens().astype(np.int64) // problem.block_size)
 
 
+def first_blocks(problem: PagedDecodeProblem) -> npt.NDArray[np.int64]:
+    """The first block of each sequence [S] that its window reaches into."""
+    unseen = problem.context_lens().astype(np.int64) - problem.visible_tokens()
+    return unseen // problem.block_size
+
+
 def _shared_table(problem: PagedDecodeProblem, rng: np.random.Generator) -> tuple[Words, int]:
     """A permuted table [S, MB] in which half of each sequence's full blocks are the longest one's.
 
@@ -109,10 +115,7 @@ def _live_tokens(problem: PagedDecodeProblem, table: Words, blocks: int) -> npt.
 
 def _forget_blocks_before_the_window(problem: PagedDecodeProblem, table: Words) -> None:
     """An engine may have given them to another sequence: nothing may look them up."""
-    first = (problem.context_lens().astype(np.int64) - problem.visible_tokens()) // (
-        problem.block_size
-    )
-    table[np.arange(table.shape[1]) < first[:, None]] = NO_BLOCK
+    table[np.arange(table.shape[1]) < first_blocks(problem)[:, None]] = NO_BLOCK
 
 
 def _random(_problem: PagedDecodeProblem, _pool: FloatPool, _rng: np.random.Generator) -> None:

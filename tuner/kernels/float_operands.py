@@ -21,7 +21,13 @@ import numpy.typing as npt
 
 from tuner.errors import UsageError
 from tuner.kernels.base import Operands
-from tuner.kernels.decode_operands import QUERY_PADDING, SLAB_BYTES, permuted_table
+from tuner.kernels.decode_operands import (
+    QUERY_PADDING,
+    SLAB_BYTES,
+    permuted_table,
+    step_bytes,
+    timed_blocks,
+)
 from tuner.kernels.decode_scalars import shared_scalars
 from tuner.kernels.decode_switches import switch_inputs, switch_scalars
 from tuner.kernels.decode_values import Floats, Words, float_pool
@@ -99,6 +105,13 @@ def make_operands(
 def timing_scalars(problem: PagedDecodeProblem, cache: CacheFormat) -> dict[str, int | float]:
     """The scalars of `make_operands(problem, "timing", …)`, without the arrays."""
     return shared_scalars(problem) | switch_scalars(problem) | {"packet": cache.packet}
+
+
+def timing_bytes(problem: PagedDecodeProblem, cache: CacheFormat) -> int:
+    """Bytes of `make_operands(problem, "timing", …)`, without the arrays."""
+    tokens = timed_blocks(problem) * problem.block_size
+    vectors = problem.kv_heads * (problem.head_size + problem.value_size)
+    return tokens * vectors * cache.dtype.itemsize + step_bytes(problem)
 
 
 def _operands(

@@ -15,7 +15,7 @@ from tuner.kernels.base import (
     PushField,
     Values,
 )
-from tuner.kernels.q8_operands import combine_cases, make_combine_operands
+from tuner.kernels.q8_operands import combine_bytes, combine_cases, make_combine_operands
 from tuner.kernels.q8_parts import MAX_PARTS
 from tuner.oracle.q8_decode import combine_reference, sampled_combine_reference
 from tuner.problems import GatedCombineProblem
@@ -223,6 +223,7 @@ GATED_COMBINE = Family(
     sampled_reference=sampled_combine_reference,
     validation_cases=combine_cases,
     bytes_moved=_bytes_moved,
+    operand_bytes=combine_bytes,
     scalars=_scalars,
     dispatch=_dispatch,
 )

@@ -74,8 +74,18 @@ def with_gradients(made: Operands, out_gradient: Array, out: Array, lse: Array) 
 
 def scalars(problem: AttentionProblem) -> dict[str, int | float]:
     """The scalars of the operands for timing, without the arrays."""
-    columns = -(-problem.context // problem.block_size)
-    return forward_operands.scalars(problem) | {"blocks": max(1, problem.batch * columns)}
+    return forward_operands.scalars(problem) | {"blocks": forward_operands.timed_blocks(problem)}
+
+
+def timing_bytes(problem: AttentionProblem) -> int:
+    """Bytes of `make_operands(problem, "timing", …)`, without the arrays: beside those of the
+    forward pass a gradient of its outputs, its blocks' users, and gradients in float32."""
+    vectors = problem.batch * problem.query_heads * problem.query_tokens * problem.head_size
+    blocks = forward_operands.timed_blocks(problem)
+    users = blocks + 1 + 2 * blocks
+    gradients = vectors + 2 * forward_operands.pool_elements(problem)
+    given = forward_operands.timing_bytes(problem) + vectors * problem.element_bytes
+    return given + 4 * (users + gradients)
 
 
 def block_users(table: Array, blocks: int, columns: int) -> tuple[Array, Array]:

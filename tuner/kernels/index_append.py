@@ -17,7 +17,13 @@ from tuner.kernels.base import (
     Pass,
     ValidationCase,
 )
-from tuner.kernels.indexer_operands import projection, raw_keys, steps
+from tuner.kernels.indexer_operands import (
+    projection,
+    projection_bytes,
+    raw_key_bytes,
+    raw_keys,
+    steps,
+)
 from tuner.oracle.indexer_references import append_reference, sampled_append_reference
 from tuner.problems import IndexerStepProblem
 
@@ -133,6 +139,11 @@ def _bytes_moved(problem: IndexerStepProblem) -> int:
     return problem.rows * problem.index_dim * 6
 
 
+def _operand_bytes(problem: IndexerStepProblem) -> int:
+    """Projections, and the cache going in and coming out."""
+    return projection_bytes(problem) + 2 * raw_key_bytes(problem)
+
+
 INDEX_APPEND = Family(
     name="index_append",
     summary="indexer: raw keys of new rows into the float16 cache",
@@ -158,6 +169,7 @@ INDEX_APPEND = Family(
     sampled_reference=sampled_append_reference,
     validation_cases=validation_cases,
     bytes_moved=_bytes_moved,
+    operand_bytes=_operand_bytes,
     dispatch=_dispatch,
     scalars=indexer.scalars,
 )

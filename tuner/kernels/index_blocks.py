@@ -19,10 +19,13 @@ from tuner.kernels.base import (
 )
 from tuner.kernels.indexer_operands import (
     POISON_HALF,
+    block_key_bytes,
     block_table,
     norm_weight,
+    raw_key_bytes,
     raw_keys,
     steps,
+    table_bytes,
 )
 from tuner.oracle.indexer_references import blocks_reference, sampled_blocks_reference
 from tuner.problems import IndexerStepProblem
@@ -124,6 +127,12 @@ def _bytes_moved(problem: IndexerStepProblem) -> int:
     return blocks * (2 * dims * (problem.ratio + 1) + 4 * problem.rotary) + 4 * dims
 
 
+def _operand_bytes(problem: IndexerStepProblem) -> int:
+    """Raw keys, block keys going in and coming out, weights, angles."""
+    keys = raw_key_bytes(problem) + 2 * block_key_bytes(problem)
+    return keys + 4 * problem.index_dim + table_bytes(_blocks(problem), problem.rotary)
+
+
 INDEX_BLOCKS = Family(
     name="index_blocks",
     summary="indexer: keys of the blocks that a step completes (pool, norm, rope)",
@@ -152,6 +161,7 @@ INDEX_BLOCKS = Family(
     sampled_reference=sampled_blocks_reference,
     validation_cases=validation_cases,
     bytes_moved=_bytes_moved,
+    operand_bytes=_operand_bytes,
     dispatch=_dispatch,
     scalars=indexer.scalars,
 )

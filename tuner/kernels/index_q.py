@@ -16,7 +16,14 @@ from tuner.kernels.base import (
     Pass,
     ValidationCase,
 )
-from tuner.kernels.indexer_operands import norm_weight, projection, row_table, steps
+from tuner.kernels.indexer_operands import (
+    norm_weight,
+    projection,
+    projection_bytes,
+    row_table,
+    steps,
+    table_bytes,
+)
 from tuner.oracle.indexer_references import query_reference, sampled_query_reference
 from tuner.problems import IndexerStepProblem
 
@@ -82,6 +89,12 @@ def _bytes_moved(problem: IndexerStepProblem) -> int:
     return vectors + 4 * problem.index_dim + 4 * problem.rows * problem.rotary
 
 
+def _operand_bytes(problem: IndexerStepProblem) -> int:
+    """Projections, queries, weights, angles."""
+    vectors = projection_bytes(problem) + 4 * (_heads(problem) + 1) * problem.index_dim
+    return vectors + table_bytes(problem.rows, problem.rotary)
+
+
 INDEX_Q = Family(
     name="index_q",
     summary="indexer: queries of new rows (norm, rope)",
@@ -108,6 +121,7 @@ INDEX_Q = Family(
     sampled_reference=sampled_query_reference,
     validation_cases=validation_cases,
     bytes_moved=_bytes_moved,
+    operand_bytes=_operand_bytes,
     dispatch=_dispatch,
     scalars=indexer.scalars,
 )

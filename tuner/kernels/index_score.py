@@ -23,6 +23,7 @@ from tuner.kernels.base import (
 from tuner.kernels.indexer_operands import (
     Halves,
     Singles,
+    block_key_bytes,
     padded_block_keys,
     random_halves,
     steps,
@@ -123,6 +124,12 @@ def _bytes_moved(problem: IndexerStepProblem) -> int:
     return keys + queries + 4 * int(problem.complete_blocks().sum())
 
 
+def _operand_bytes(problem: IndexerStepProblem) -> int:
+    """Queries, keys of all blocks there is room for, scores."""
+    queries = problem.index_heads * problem.index_dim
+    return block_key_bytes(problem) + 4 * problem.rows * (queries + problem.max_blocks)
+
+
 MATRIX_STARTS: tuple[Values, ...] = tuple(
     {
         "strategy": "matrix",
@@ -201,6 +208,7 @@ INDEX_SCORE = Family(
     sampled_reference=sampled_score_reference,
     validation_cases=validation_cases,
     bytes_moved=_bytes_moved,
+    operand_bytes=_operand_bytes,
     dispatch=_dispatch,
     scalars=indexer.scalars,
 )

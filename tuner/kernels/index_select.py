@@ -296,6 +296,12 @@ def _bytes_moved(problem: IndexerStepProblem) -> int:
     return max(4, 4 * int(selective.sum()) + each * len(selective))
 
 
+def _operand_bytes(problem: IndexerStepProblem) -> int:
+    """Scores, lists, counts and masks of all rows."""
+    row = problem.max_blocks + problem.visible_stride + 1 + problem.mask_words
+    return 4 * problem.rows * row
+
+
 WORKGROUP_STARTS: tuple[Values, ...] = tuple(
     {
         "strategy": "workgroup",
@@ -390,6 +396,7 @@ INDEX_SELECT = Family(
     sampled_reference=sampled_select_reference,
     validation_cases=validation_cases,
     bytes_moved=_bytes_moved,
+    operand_bytes=_operand_bytes,
     dispatch=_dispatch,
     scalars=indexer.scalars,
 )

@@ -48,6 +48,11 @@ def block_table(problem: IndexerStepProblem) -> Singles:
     return rope_table(blocks * problem.ratio, problem.rotary, problem.theta)
 
 
+def table_bytes(positions: int, rotary: int) -> int:
+    """Bytes of a `rope_table` of so many positions."""
+    return 4 * max(2, positions * rotary)
+
+
 def norm_weight(problem: IndexerStepProblem, rng: np.random.Generator) -> Singles:
     """Norm weights [E], exact in bfloat16 as checkpoints have them, in the problem's convention."""
     weight = (1 + 0.2 * rng.standard_normal(problem.index_dim)).astype(np.float32)
@@ -86,6 +91,11 @@ def projection(problem: IndexerStepProblem, inputs: str, rng: np.random.Generato
     raise UnknownNameError("kind of inputs", inputs, ("random", "magnitudes", "zeros", "timing"))
 
 
+def projection_bytes(problem: IndexerStepProblem) -> int:
+    """Bytes of a `projection`."""
+    return 4 * problem.rows * (problem.index_heads + 1) * problem.index_dim
+
+
 def random_halves(rows: int, dims: int, rng: np.random.Generator) -> Halves:
     """Rows of normal float16 numbers, at the speed of memory where there are many."""
     slab = rng.standard_normal((min(rows, SLAB_ROWS), dims), np.float32).astype(np.float16)
@@ -97,6 +107,16 @@ def raw_keys(problem: IndexerStepProblem, *, filled: int, rng: np.random.Generat
     keys = np.full((problem.max_tokens, problem.index_dim), POISON_HALF, np.uint16)
     keys[:filled] = random_halves(filled, problem.index_dim, rng)
     return keys
+
+
+def raw_key_bytes(problem: IndexerStepProblem) -> int:
+    """Bytes of `raw_keys`."""
+    return 2 * problem.max_tokens * problem.index_dim
+
+
+def block_key_bytes(problem: IndexerStepProblem) -> int:
+    """Bytes of `block_keys` [NBmax, E]."""
+    return 2 * problem.max_blocks * problem.index_dim
 
 
 def padded_block_keys(problem: IndexerStepProblem, *, filled: int, keys: Halves) -> Halves:

@@ -224,6 +224,13 @@ def _bytes_moved(problem: KvAppendProblem) -> int:
     return 2 * problem.rows * (problem.row * 5 + problem.groups * 2)
 
 
+def _operand_bytes(problem: KvAppendProblem) -> int:
+    """Numbers in, and the whole cache going in and coming out, for keys and values."""
+    return 2 * (
+        4 * problem.rows * problem.row + 2 * planar_layout(problem.capacity, problem.row)[1]
+    )
+
+
 KV_APPEND_Q8 = Family(
     name="kv_append_q8",
     summary="appends keys and values to a planar int8 cache (groups of 32, float16 scales)",
@@ -254,6 +261,7 @@ KV_APPEND_Q8 = Family(
     sampled_reference=sampled_kv_append_reference,
     validation_cases=validation_cases,
     bytes_moved=_bytes_moved,
+    operand_bytes=_operand_bytes,
     scalars=scalars_of,
     dispatch=_dispatch,
 )

@@ -24,7 +24,7 @@ from tuner.kernels.base import (
     PushField,
     ValidationCase,
 )
-from tuner.kernels.indexer_operands import rope_table
+from tuner.kernels.indexer_operands import rope_table, table_bytes
 from tuner.kernels.input_kinds import generator_of
 from tuner.kernels.subgroups import required_size, tuned
 from tuner.oracle.norm_rope import norm_rope_reference, sampled_norm_rope_reference
@@ -253,6 +253,12 @@ def _bytes_moved(problem: NormRopeProblem) -> int:
     return 4 * (heads + 2 * problem.head_size + problem.rows * problem.rotary)
 
 
+def _operand_bytes(problem: NormRopeProblem) -> int:
+    """Heads and gates going in and coming out, weights, angles."""
+    heads = 2 * problem.rows * (2 * problem.query_heads + problem.kv_heads) + 2
+    return 4 * heads * problem.head_size + table_bytes(problem.rows, problem.rotary)
+
+
 QK_NORM_ROPE = Family(
     name="qk_norm_rope",
     summary="RMS norm and rotary embedding of query and key heads, in place",
@@ -283,6 +289,7 @@ QK_NORM_ROPE = Family(
     sampled_reference=sampled_norm_rope_reference,
     validation_cases=validation_cases,
     bytes_moved=_bytes_moved,
+    operand_bytes=_operand_bytes,
     scalars=scalars_of,
     dispatch=_dispatch,
 )

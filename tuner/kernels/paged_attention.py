@@ -15,6 +15,7 @@ from tuner.kernels.attention_operands import (
     make_operands,
     q_offset_rule,
     scalars,
+    timing_bytes,
     validation_cases,
 )
 from tuner.kernels.attention_parameters import PARAMETERS, PORTABLE, STARTS, by_matrices
@@ -276,6 +277,7 @@ PAGED_ATTENTION = Family(
     sampled_reference=sampled_forward_reference,
     validation_cases=validation_cases,
     bytes_moved=bytes_moved,
+    operand_bytes=timing_bytes,
     scalars=scalars,
     dispatch=_dispatch,
     validated_as=_validated_as,

@@ -23,7 +23,12 @@ from tuner.kernels.base import (
     PushField,
     Values,
 )
-from tuner.kernels.gradient_operands import make_operands, scalars, validation_cases
+from tuner.kernels.gradient_operands import (
+    make_operands,
+    scalars,
+    timing_bytes,
+    validation_cases,
+)
 from tuner.oracle.paged_attention_backward import (
     backward_reference,
     sampled_backward_reference,
@@ -409,6 +414,7 @@ PAGED_ATTENTION_BACKWARD = Family(
     sampled_reference=sampled_backward_reference,
     validation_cases=validation_cases,
     bytes_moved=bytes_moved,
+    operand_bytes=timing_bytes,
     scalars=scalars,
     dispatch=_dispatch,
 )

@@ -25,6 +25,7 @@ from tuner.kernels.float_operands import (
     F32,
     CacheFormat,
     make_operands,
+    timing_bytes,
     timing_scalars,
 )
 from tuner.kernels.float_space import constraints, parameters
@@ -92,6 +93,7 @@ def _family(
         sampled_reference=sampled_float_decode_reference,
         validation_cases=validation_cases,
         bytes_moved=partial(_bytes_moved, cache=cache),
+        operand_bytes=partial(timing_bytes, cache=cache),
         scalars=partial(timing_scalars, cache=cache),
         dispatch=dispatch_rule,
         validated_as=validated_as,

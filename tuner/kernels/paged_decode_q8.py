@@ -19,7 +19,12 @@ from tuner.kernels.decode_launches import (
     scratch_bytes,
     validated_as,
 )
-from tuner.kernels.decode_operands import make_operands, timing_scalars, validation_cases
+from tuner.kernels.decode_operands import (
+    make_operands,
+    timing_bytes,
+    timing_scalars,
+    validation_cases,
+)
 from tuner.kernels.decode_space import CONSTRAINTS, LAYOUTS, PARAMETERS, PLAIN, SWITCHED
 from tuner.oracle import decode_reference, sampled_decode_reference
 from tuner.problems import PagedDecodeProblem
@@ -139,6 +144,7 @@ def _family(name: str, layout: str, *, switched: bool = False) -> Family:
         sampled_reference=sampled_decode_reference,
         validation_cases=validation_cases,
         bytes_moved=_bytes_moved,
+        operand_bytes=timing_bytes,
         scalars=timing_scalars,
         dispatch=dispatch_rule,
         validated_as=validated_as,

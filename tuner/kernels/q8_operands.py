@@ -74,6 +74,14 @@ def scalars_of(problem: Q8DecodeProblem, *, spare: int = 0) -> dict[str, int | f
     }
 
 
+def timing_bytes(problem: Q8DecodeProblem) -> int:
+    """Bytes of `make_operands(problem, "timing", …)`, without the arrays."""
+    vectors = 2 * problem.head_size + max_parts(problem.tokens) * (problem.head_size + 2)
+    lists = problem.seen if isinstance(problem, Q8SelectedProblem) else 0
+    words = problem.rows * (problem.query_heads * vectors + lists + 1)
+    return 2 * layout_of(problem).nbytes + 4 * words
+
+
 def make_operands(problem: Q8DecodeProblem, inputs: str, seed: int) -> Operands:
     """Operands of one launch; the same arguments give the same arrays.
 
@@ -169,6 +177,12 @@ def make_combine_operands(problem: GatedCombineProblem, inputs: str, seed: int) 
             "num_parts": problem.parts,
         },
     )
+
+
+def combine_bytes(problem: GatedCombineProblem) -> int:
+    """Bytes of `make_combine_operands(problem, "timing", …)`, without the arrays."""
+    vectors = problem.parts * (problem.head_size + 2) + 3 * problem.head_size
+    return 4 * problem.rows * (problem.query_heads * vectors + 1)
 
 
 def combine_cases(problem: GatedCombineProblem) -> tuple[ValidationCase, ...]:

@@ -21,7 +21,12 @@ from tuner.kernels.base import (
     ValidationCase,
     Values,
 )
-from tuner.kernels.qsa_operands import make_operands, scalars_of, validation_cases
+from tuner.kernels.qsa_operands import (
+    make_operands,
+    operand_bytes,
+    scalars_of,
+    validation_cases,
+)
 from tuner.kernels.qsa_passes import BINDINGS, PUSH_FIELDS, attend_values, passes
 from tuner.kernels.qsa_rule import dispatch_rule
 from tuner.kernels.qsa_steps import (
@@ -250,6 +255,7 @@ QSA_CHAIN = Family(
     sampled_reference=sampled_chain_reference,
     validation_cases=validation_cases,
     bytes_moved=_bytes_moved,
+    operand_bytes=operand_bytes,
     scalars=scalars_of,
     dispatch=dispatch_rule,
     validated_as=_validated_as,

@@ -15,10 +15,14 @@ from tuner.kernels import indexer
 from tuner.kernels.base import Array, Operands, ValidationCase
 from tuner.kernels.indexer_operands import (
     POISON_HALF,
+    block_key_bytes,
     block_table,
     norm_weight,
+    projection_bytes,
     random_halves,
+    raw_key_bytes,
     rope_table,
+    table_bytes,
 )
 from tuner.kernels.q8_operands import base2_scale, random_side
 from tuner.planar import PlanarLayout
@@ -99,6 +103,23 @@ def make_operands(problem: QsaStepProblem, inputs: str, seed: int) -> Operands:
     }
     made |= {name: (shape, np.dtype(kind)) for name, (shape, kind) in sizes.items()}
     return Operands(inputs=given | state, outputs=made, scalars=scalars_of(problem))
+
+
+def operand_bytes(problem: QsaStepProblem) -> int:
+    """Bytes of `make_operands`, without the arrays; what steps write in place goes in and comes
+    out."""
+    index, rows = problem.indexer, problem.rows
+    layout = PlanarLayout(problem.max_tokens, problem.kv_heads * problem.head_size)
+    blocks = index.max_blocks if problem.budget else 1
+    keys = raw_key_bytes(index) + block_key_bytes(index) if problem.budget else 2 * 4
+    heads = 5 * problem.query_heads + 3 * problem.kv_heads
+    indexed = index.index_heads * index.index_dim + blocks + index.visible_stride + -(-blocks // 32)
+    words = rows * (heads * problem.head_size + indexed + 2)
+    weights = 2 * (problem.head_size + index.index_dim)
+    angles = table_bytes(rows, problem.rotary) + table_bytes(
+        -(-rows // problem.ratio), problem.rotary
+    )
+    return 4 * layout.nbytes + 2 * keys + projection_bytes(index) + 4 * (words + weights) + angles
 
 
 def validation_cases(problem: QsaStepProblem) -> tuple[ValidationCase, ...]:

@@ -28,6 +28,7 @@ from tuner.kernels.base import (
 from tuner.kernels.paged_decode_q8 import PAGED_DECODE_Q8 as DENSE
 from tuner.kernels.selected_operands import (
     make_selected_operands,
+    selected_bytes,
     selected_cases,
     selected_scalars,
 )
@@ -164,6 +165,7 @@ PAGED_SELECTED_Q8 = Family(
     sampled_reference=sampled_selected_reference,
     validation_cases=selected_cases,
     bytes_moved=_bytes_moved,
+    operand_bytes=selected_bytes,
     scalars=selected_scalars,
     dispatch=_dispatch,
     validated_as=_validated_as,

@@ -19,6 +19,7 @@ from tuner.kernels.decode_operands import (
     POISON_CODES,
     POISON_SCALE,
     make_operands,
+    timing_bytes,
     timing_scalars,
 )
 from tuner.kernels.decode_values import NO_BLOCK, Words
@@ -56,6 +57,11 @@ def make_selected_operands(problem: PagedSelectedProblem, inputs: str, seed: int
 def selected_scalars(problem: PagedSelectedProblem) -> dict[str, int | float]:
     """The scalars of `make_selected_operands(problem, "timing", …)`, without the arrays."""
     return {**timing_scalars(problem.dense), **_own_scalars(problem)}
+
+
+def selected_bytes(problem: PagedSelectedProblem) -> int:
+    """Bytes of `make_selected_operands(problem, "timing", …)`, without the arrays."""
+    return timing_bytes(problem.dense) + 4 * problem.sequences * (problem.selected + 1)
 
 
 def _own_scalars(problem: PagedSelectedProblem) -> dict[str, int | float]:

@@ -74,6 +74,12 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
         return " ".join(f"{name} {value}" for name, value in fields.items())
 
     @property
+    def way_smaller(self) -> str:
+        """What to do where the problem is too large."""
+        *others, last = self.SIZES
+        return f"lower its {', '.join(others)}{' or ' if others else ''}{last}"
+
+    @property
     def step_tokens(self) -> int:
         """Tokens that a launch works for: the product of the `STEP_TOKENS` that the problem has."""
         counted = set(self.STEP_TOKENS) & set(self.__struct_fields__)
