@@ -85,6 +85,20 @@ def test_sample_holds_the_first_last_and_longest_pairs() -> None:
     np.testing.assert_array_equal(indices, again)
 
 
+@pytest.mark.parametrize(
+    ("window", "sampled"),
+    [(0, [6, 7, 8]), (2, [*range(9), 15, 16, 17])],
+    ids=["whole contexts", "a window"],
+)
+def test_sample_cut_short_keeps_the_longest_sequence(
+    window: int, sampled: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuner.oracle.paged_decode.SAMPLED_TOKENS", 8)
+    problem = small_problem(sequences=3, lengths="list:8,37,20", window=window)
+    operands = make_operands(problem, "timing", 1)
+    np.testing.assert_array_equal(sampled_decode_reference(operands, 8).names["out"], sampled)
+
+
 @given(
     cuts=st.lists(st.integers(0, 37), max_size=6),
     order=st.randoms(use_true_random=False),

@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float64]
 SAMPLE_SEED = 20_260_102
 
 SAMPLED_TOKENS = 2**17
-"""Tokens, over all sampled pairs, that the oracle goes through for a large launch."""
+"""Tokens that the oracle goes through for a large launch, unless one pair alone sees more."""
 
 
 class Switched(TypedDict):
@@ -71,19 +71,17 @@ def whole_reference(operands: Operands, gather: Gather) -> Reference:
 def sampled_reference(operands: Operands, count: int, gather: Gather) -> Reference:
     """The oracle on some pairs of a sequence and a KV head, for launches too large to redo.
 
-    `count` pairs, or as many of them as hold `SAMPLED_TOKENS` tokens in all: at 131,072 tokens one
-    pair costs seconds.
+    Takes `count` pairs, or fewer where these see more than `SAMPLED_TOKENS` tokens in all: at
+    131,072 tokens one pair costs seconds. In order of worth: a pair of the longest sequence, the
+    last pair, the first, one of the shortest sequence, and others at random (but always the same).
 
-    Takes the first and the last pair, those of the longest and the shortest sequence, and others at
-    random (but always the same). The reference's output is [rows, D]: rows of the output flattened
-    to [S * H, D], which messages call by their indices there.
+    The reference's output is [rows, D]: rows of the output flattened to [S * H, D], which messages
+    call by their indices there.
     """
     heads, head_size = operands.outputs["out"][0][1:]
     kv_heads = int(operands.scalars["num_kv_heads"])
     group = heads // kv_heads
-    pairs = _sampled_pairs(operands.inputs["context_lens"], kv_heads, count)
-    tokens = np.cumsum([int(operands.inputs["context_lens"][p // kv_heads]) for p in pairs])
-    pairs = pairs[: max(1, int(np.searchsorted(tokens, SAMPLED_TOKENS, side="right")))]
+    pairs = _sampled_pairs(operands, kv_heads, count)
 
     def groups(pair: int) -> HeadGroups:
         return gather(operands, pair // kv_heads, np.array([pair % kv_heads]))
@@ -178,8 +176,9 @@ def _block_size(cache: Array, head_size: int) -> int:
     return int(cache.shape[2] if cache.ndim == 4 else cache.shape[2] // words_per_token(head_size))
 
 
-def _sampled_pairs(lengths: Array, kv_heads: int, count: int) -> list[int]:
+def _sampled_pairs(operands: Operands, kv_heads: int, count: int) -> list[int]:
     """Flat indices sequence * kv_heads + head, ascending, at most `count` (at least one)."""
+    lengths = operands.inputs["context_lens"]
     total = len(lengths) * kv_heads
     chosen = [
         int(lengths.argmax()) * kv_heads,
@@ -189,7 +188,11 @@ def _sampled_pairs(lengths: Array, kv_heads: int, count: int) -> list[int]:
     ]
     rng = np.random.default_rng(SAMPLE_SEED)
     chosen += rng.choice(total, min(total, count), replace=False).tolist()
-    return sorted(list(dict.fromkeys(chosen))[: max(1, count)])
+    chosen = list(dict.fromkeys(chosen))[:count]
+    spans = [seen_tokens(operands, pair // kv_heads) for pair in chosen]
+    tokens = np.cumsum([end - first for first, end in spans])
+    fitting = int(np.searchsorted(tokens, SAMPLED_TOKENS, side="right"))
+    return sorted(chosen[: max(1, fitting)])
 
 
 def reference_of(out: Floats, bounds: Callable[[ArithmeticClass], Floats]) -> Reference:
