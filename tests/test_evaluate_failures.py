@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.toy_family import TOY, ToyCompiler, toy_outputs, toy_problem, toy_runner
+from tests.toy_family import (
+    TOY,
+    ToyCompiler,
+    toy_outputs,
+    toy_problem,
+    toy_render,
+    toy_runner,
+)
 from tests.toy_trials import PLAN, SPLIT, TILED, evaluator
 from tuner.errors import (
     DeviceLostError,
@@ -73,6 +80,20 @@ def test_the_last_of_several_pipelines_failing_leaves_none_behind() -> None:
     record = evaluator(runner).run(TILED)
     assert record.state == "compile"
     assert runner.jobs == []
+
+
+def test_a_variant_that_no_case_can_prove_right_is_never_timed() -> None:
+    family = replace(TOY, validation_cases=lambda problem: TOY.validation_cases(problem)[1:])
+    runner = toy_runner()
+    record = Evaluator(runner, ToyCompiler(), family, toy_problem(4, 4096), render=toy_render).run(
+        SPLIT
+    )
+    assert record.state == "constraints"
+    assert record.error == (
+        "not legal on any validation case, so never proved right; on zeros because 2 splits of 1 "
+        "tokens"
+    )
+    assert not any(call.method in ("execute", "measure") for call in runner.calls)
 
 
 def test_a_refused_source_is_a_compile_failure_with_its_place() -> None:

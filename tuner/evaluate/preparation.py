@@ -85,7 +85,7 @@ class Preparation:
         """Compile a variant and make its pipelines, for timing and for validation.
 
         The cases run the same kernels (`Family.validated_as`); those on which the variant is not
-        legal are left out.
+        legal are left out, and one that is legal on none of them fails.
         """
         if draft.broken is not None:
             return PreparedTrial(draft=draft, failure=draft.broken)
@@ -124,15 +124,23 @@ class Preparation:
             yield compile_passes(self._family, candidate, passes, compiler)
 
     def _legal_cases(self, candidate: Candidate) -> dict[ValidationCase, Values]:
-        """The cases on which the variant is legal, each with the values it has there."""
-        values = {
-            case: self._family.validation_values(candidate, case) for case in self.validation_cases
-        }
-        return {
-            case: chosen
-            for case, chosen in values.items()
-            if not reasons(self._family, chosen, case.problem, self._info)
-        }
+        """The cases on which the variant is legal, each with the values it has there.
+
+        Raises:
+            UsageError: it is legal on none, so that nothing would prove its answers right.
+        """
+        legal: dict[ValidationCase, Values] = {}
+        refused = ""
+        for case in self.validation_cases:
+            values = self._family.validation_values(candidate, case)
+            against = reasons(self._family, values, case.problem, self._info)
+            if not against:
+                legal[case] = values
+            elif not refused:
+                refused = f"; on {case.name} because {against[0]}"
+        if not legal:
+            raise UsageError(f"not legal on any validation case, so never proved right{refused}")
+        return legal
 
 
 def _render(
