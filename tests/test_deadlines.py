@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from types import SimpleNamespace
 
@@ -45,6 +46,7 @@ class Clockwork:
         commands._device = SimpleNamespace(handle=None, check=lambda *_: None)  # type: ignore[assignment]
         commands.patience, commands.busy = patience, True
         commands._fences, commands._fence, commands._pending = None, None, []
+        commands._lock = threading.Lock()
         commands.wait("one launch")
         assert not commands.busy
 

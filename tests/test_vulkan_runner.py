@@ -145,6 +145,18 @@ def test_work_that_outlasts_its_deadline_is_reported_and_survived(
     np.testing.assert_array_equal(output, 2.0 * operands()["a"])
 
 
+def test_memory_that_an_upload_may_still_write_is_not_given_back(
+    loaded_runner: VulkanRunner,
+) -> None:
+    upload = loaded_runner._staging._slots[1].commands
+    workload = loaded_runner._workloads["w"]
+    upload.busy = True
+    loaded_runner.unload("w")
+    assert workload.copies, "its memory is kept"
+    upload._idle()
+    assert not workload.copies
+
+
 def test_closing_does_not_wait_for_a_device_that_hangs(
     open_runner: Callable[..., VulkanRunner],
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -69,6 +70,7 @@ class Commands:
         self._device = device
         self.patience = patience
         self.busy = False
+        self._lock = threading.Lock()  # between a launch that ends and what is released meanwhile
         self._pending: list[Callable[[], None]] = []
         pool_info = _vk.struct("VkCommandPoolCreateInfo", queueFamilyIndex=device.queue_family)
         self._pool = _vk.create(
@@ -142,11 +144,15 @@ class Commands:
         self.wait(what)
 
     def when_idle(self, destroy: Callable[[], None]) -> None:
-        """Call `destroy` now, or as soon as the device no longer uses what was submitted."""
-        if self.busy:
-            self._pending.append(destroy)
-        else:
-            destroy()
+        """Call `destroy` now, or as soon as the device no longer uses what was submitted.
+
+        May be called from any thread.
+        """
+        with self._lock:
+            if self.busy:
+                self._pending.append(destroy)
+                return
+        destroy()
 
     def settle(self) -> bool:
         """Wait once more for what is running; False if the device still does not answer."""
@@ -168,7 +174,8 @@ class Commands:
         return int(code)
 
     def _idle(self) -> None:
-        self.busy = False
-        pending, self._pending = self._pending, []
+        with self._lock:
+            self.busy = False
+            pending, self._pending = self._pending, []
         for destroy in pending:
             destroy()

@@ -127,7 +127,7 @@ class VulkanRunner:
         try:
             workload.upload(self._staging, self._commands, inputs)
         except BaseException:
-            self._staging.when_idle(lambda: self._commands.when_idle(workload.close))
+            self._free(workload)
             raise
         self._workloads[name] = workload
 
@@ -135,7 +135,7 @@ class VulkanRunner:
         """See `Runner.unload`."""
         workload = self._workloads.pop(name, None)
         if workload is not None:
-            self._commands.when_idle(workload.close)
+            self._free(workload)
 
     def prepare(self, jobs: Sequence[Job]) -> tuple[Prepared, ...]:
         """See `Runner.prepare`."""
@@ -246,6 +246,10 @@ class VulkanRunner:
         if self._observer is None:
             return None
         return summarised(self._observer.name, [self._observer.read()])
+
+    def _free(self, workload: Workload) -> None:
+        """Give a workload's memory back once neither a transfer nor a launch may touch it."""
+        self._staging.when_idle(lambda: self._commands.when_idle(workload.close))
 
     def _curve_point(self, transfer: Transfer, nbytes: int) -> CurvePoint:
         moved = bandwidth.moved_bytes(self.info, nbytes)
