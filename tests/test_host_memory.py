@@ -23,23 +23,35 @@ from tuner.kernels.space import canonical
 ALL_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+AVAILABLE = "MemTotal: 9 kB\nMemAvailable:    2048 kB\n"
+
+
 @pytest.mark.parametrize(
-    ("meminfo", "limit", "expected"),
+    ("files", "expected"),
     [
-        ("MemTotal: 9 kB\nMemAvailable:    2048 kB\n", "max", 2048 * 1024),
-        ("MemAvailable:    2048 kB\n", "4096\n", 4096),
-        ("MemTotal: 9 kB\n", "max", ALL_BYTES),
-        (None, None, ALL_BYTES),
+        ({"meminfo": AVAILABLE, "memory.max": "max"}, 2048 * 1024),
+        ({"meminfo": AVAILABLE, "memory.max": "4096\n"}, 4096),
+        ({"meminfo": AVAILABLE, "memory.max": "4096\n", "memory.current": "1024\n"}, 3072),
+        (
+            {
+                "meminfo": AVAILABLE,
+                "memory.max": "4096\n",
+                "memory.current": "3000\n",
+                "memory.stat": "anon 900\ninactive_file 2000\nactive_file 100\n",
+            },
+            3096,
+        ),
+        ({"meminfo": AVAILABLE, "memory.max": "4096\n", "memory.current": "5000\n"}, 0),
+        ({"meminfo": "MemTotal: 9 kB\n", "memory.max": "max"}, ALL_BYTES),
+        ({}, ALL_BYTES),
     ],
 )
-def test_what_is_available_is_what_system_and_container_allow(
-    tmp_path: Path, meminfo: str | None, limit: str | None, expected: int
+def test_what_is_available_is_what_system_and_container_leave(
+    tmp_path: Path, files: dict[str, str], expected: int
 ) -> None:
-    files = tmp_path / "meminfo", tmp_path / "memory.max"
-    for file, text in zip(files, (meminfo, limit), strict=True):
-        if text is not None:
-            file.write_text(text)
-    assert available_host_bytes(*files) == expected
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert available_host_bytes(tmp_path / "meminfo", tmp_path) == expected
 
 
 def test_this_host_has_some() -> None:
