@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from tests.attention_variants import lane_matrix_variant, matrix_variant, problem
@@ -232,6 +233,23 @@ def test_what_is_not_supported_has_a_reason(
 ) -> None:
     device = narrow_cpu()
     assert says in "; ".join(reasons(FAMILY, variant(FAMILY, text, device), of, device))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"max_workgroup_size": (32, 32, 32)}, "64 threads to combine, the device allows 32"),
+        ({"max_workgroup_size": (128, 2, 2)}, "4 slices to combine, the device allows 2"),
+        (
+            {"max_shared_memory_bytes": 1024},
+            "needs 1056 bytes of shared memory to combine, the device has 1024",
+        ),
+    ],
+)
+def test_a_device_that_cannot_combine_is_named(changes: dict[str, Any], says: str) -> None:
+    device = msgspec.structs.replace(narrow_cpu(), **changes)
+    values = variant(FAMILY, "lanes split=count:4 combine_slices=4", device)
+    assert says in "; ".join(reasons(FAMILY, values, problem(64), device))
 
 
 @on_paper

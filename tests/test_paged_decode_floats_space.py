@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import msgspec
 import pytest
@@ -146,3 +147,46 @@ def test_what_does_not_suit_is_refused_with_its_numbers(
 ) -> None:
     family, values = chosen(text, gpu())
     assert told in "; ".join(reasons(family, values, of, gpu()))
+
+
+MANY_HEADS = PagedDecodeProblem(
+    sequences=1,
+    context=64,
+    query_heads=65_536,
+    kv_heads=65_536,
+    head_size=32,
+    block_size=16,
+)
+
+
+@pytest.mark.parametrize(
+    ("of", "text", "changes", "told"),
+    [
+        (MANY_HEADS, "f32 baseline", {}, "baseline: 65536 workgroups in x"),
+        (MANY_HEADS, f"f32 scalar_f32 {WHOLE}", {}, "attend: 65536 workgroups in y"),
+        (
+            problem(),
+            f"f32 scalar_f32 {SLICED} combine_slices=8",
+            {"max_workgroup_size": (32, 32, 32)},
+            "64 threads to combine, the device allows 32",
+        ),
+        (
+            problem(),
+            f"f32 scalar_f32 {SLICED} combine_slices=8",
+            {"max_workgroup_size": (128, 4, 4)},
+            "8 slices to combine, the device allows 4",
+        ),
+        (
+            problem(),
+            f"f32 scalar_f32 {SLICED} combine_slices=8",
+            {"max_shared_memory_bytes": 1024},
+            "needs 1088 bytes of shared memory to combine, the device has 1024",
+        ),
+    ],
+)
+def test_a_device_that_cannot_launch_a_pass_is_named(
+    of: PagedDecodeProblem, text: str, changes: dict[str, Any], told: str
+) -> None:
+    device = msgspec.structs.replace(gpu(), **changes)
+    family, values = chosen(text, device)
+    assert told in "; ".join(reasons(family, values, of, device))

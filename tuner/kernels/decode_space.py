@@ -8,7 +8,7 @@ from tuner.kernels import matrix_decode as matrix
 from tuner.kernels.base import Candidate, Constraint, Parameter
 from tuner.kernels.decode_launches import split_of, workgroup_counts, workgroups_sharing
 from tuner.kernels.matrix_units import EXCHANGE, by_matrix
-from tuner.kernels.splits import POLICIES, split_reason
+from tuner.kernels.splits import POLICIES, combine_reason, split_reason
 
 BASELINE_MAX_HEAD_SIZE = 256
 
@@ -156,39 +156,22 @@ def _check_head_size(c: Candidate) -> str | None:
 
 
 def _check_split(c: Candidate) -> str | None:
+    launches = limits.launches_reason(c.device, workgroup_counts(c))
     if c["strategy"] == "baseline":
-        return _check_groups(c)
+        return launches
     policy = c["split"]
     if policy.startswith("fit:") and lanes.by_lanes(c.values):
         return f"{policy} is for kernels that deal out the work, {c['strategy']} cuts contexts"
     pairs = c.problem.sequences * c.problem.kv_heads
     parts = -(-workgroups_sharing(c) // pairs) if by_matrix(c.values) else split_of(c).parts
-    return split_reason(policy, parts, c.device.compute_units) or _check_groups(c)
-
-
-def _check_groups(c: Candidate) -> str | None:
-    for name, groups in workgroup_counts(c).items():
-        if reason := limits.groups_reason(c.device, groups):
-            return f"{name}: {reason}"
-    return None
+    return split_reason(policy, parts, c.device.compute_units) or launches
 
 
 def _check_combine(c: Candidate) -> str | None:
     if not lanes.by_lanes(c.values) or c["split"] == "none":
         return None
-    columns, slices, device = c.problem.head_size // 4, c["combine_slices"], c.device
-    limit = min(device.max_workgroup_invocations, device.max_workgroup_size[0])
-    if columns * slices > limit:
-        return f"{columns * slices} threads to combine, the device allows {limit}"
-    if slices > device.max_workgroup_size[1]:
-        return f"{slices} slices to combine, the device allows {device.max_workgroup_size[1]}"
-    needed = (16 * columns + 8) * slices if slices > 1 else 0
-    if needed > device.max_shared_memory_bytes:
-        return (
-            f"needs {needed} bytes of shared memory to combine, the device has "
-            f"{device.max_shared_memory_bytes}"
-        )
-    return None
+    size, slices = c.problem.head_size, c["combine_slices"]
+    return combine_reason(c.device, columns=size // 4, slices=slices, dimensions=size)
 
 
 def _check_staged(c: Candidate) -> str | None:

@@ -56,6 +56,17 @@ def plan_of(c: Candidate) -> SplitPlan:
     )
 
 
+def workgroup_counts(c: Candidate) -> dict[str, tuple[int, int, int]]:
+    """The workgroup counts of each pass."""
+    problem: PagedDecodeProblem = c.problem
+    per_head = (problem.query_heads, problem.sequences, 1)
+    if not tuned(c.values):
+        return {"baseline": per_head}
+    plan = plan_of(c)
+    attend = {"attend": (plan.parts, problem.kv_heads, problem.sequences)}
+    return attend | ({"combine": per_head} if plan.combined else {})
+
+
 def passes(
     c: Candidate, scalars: Mapping[str, int | float], cache: CacheFormat
 ) -> tuple[Pass, ...]:
@@ -78,31 +89,24 @@ def passes(
         "alibi": bool(problem.alibi),
         "sinks": bool(problem.sinks),
     }
-    per_head = (problem.query_heads, problem.sequences, 1)
-    if not tuned(c.values):
-        threads = {"threads": BASELINE_THREADS}
-        return (_pass("baseline", shape | threads, push, per_head),)
-    attend = Pass(
-        name="attend",
-        constants=shape
-        | (matrix.constants(c) if by_matrix(c.values) else lanes.constants(c, cache)),
-        push=push,
-        groups=(plan.parts, problem.kv_heads, problem.sequences),
-        subgroup_size=required_size(c),
+    constants: dict[str, Mapping[str, object]] = {
+        "baseline": {"threads": BASELINE_THREADS},
+        "combine": {"slices": c["combine_slices"]},
+    }
+    if tuned(c.values):
+        constants["attend"] = (
+            matrix.constants(c) if by_matrix(c.values) else lanes.constants(c, cache)
+        )
+    return tuple(
+        Pass(
+            name=name,
+            constants={**shape, **constants[name]},
+            push=push,
+            groups=groups,
+            subgroup_size=required_size(c) if name == "attend" else None,
+        )
+        for name, groups in workgroup_counts(c).items()
     )
-    if not plan.combined:
-        return (attend,)
-    return (attend, _pass("combine", shape | {"slices": c["combine_slices"]}, push, per_head))
-
-
-def _pass(
-    name: str,
-    constants: Mapping[str, object],
-    push: Mapping[str, int | float],
-    groups: tuple[int, int, int],
-) -> Pass:
-    """A pass that any subgroup size serves."""
-    return Pass(name=name, constants=constants, push=push, groups=groups, subgroup_size=None)
 
 
 def dispatch_rule(c: Candidate) -> DispatchRule:

@@ -6,11 +6,11 @@ from functools import partial
 
 from tuner.kernels import float_lanes as lanes
 from tuner.kernels import float_matrix as matrix
-from tuner.kernels import subgroups
+from tuner.kernels import limits, subgroups
 from tuner.kernels.base import Candidate, Constraint, Parameter, Value
-from tuner.kernels.float_launches import plan_of
+from tuner.kernels.float_launches import plan_of, workgroup_counts
 from tuner.kernels.float_operands import CacheFormat
-from tuner.kernels.splits import POLICIES, split_reason
+from tuner.kernels.splits import POLICIES, combine_reason, split_reason
 
 MAX_HEAD_SIZE = 512
 SPLITS = tuple(policy for policy in POLICIES if not policy.startswith("fit:"))
@@ -54,28 +54,21 @@ def parameters(strategies: tuple[Value, ...]) -> tuple[Parameter, ...]:
     )
 
 
-def _check_groups(c: Candidate) -> str | None:
-    groups, limit = c.problem.sequences, c.device.max_workgroup_count[2]
-    if groups > limit:
-        return f"{groups} sequences, the device allows {limit} workgroups in z"
-    return None
-
-
 def _check_split(c: Candidate) -> str | None:
-    if not subgroups.tuned(c.values):
-        return None
-    return split_reason(c["split"], plan_of(c).parts, c.device.compute_units)
+    if subgroups.tuned(c.values):
+        reason = split_reason(c["split"], plan_of(c).parts, c.device.compute_units)
+        if reason is not None:
+            return reason
+    return limits.launches_reason(c.device, workgroup_counts(c))
 
 
 def _check_combine(c: Candidate) -> str | None:
     if c["split"] == "none":
         return None
-    if c.problem.value_size % 4:
-        return f"values of {c.problem.value_size} elements do not combine in vectors of 4"
-    threads, limit = c.problem.value_size // 4 * c["combine_slices"], c.device
-    if threads > limit.max_workgroup_invocations:
-        return f"{threads} threads to combine, the device allows {limit.max_workgroup_invocations}"
-    return None
+    size, slices = c.problem.value_size, c["combine_slices"]
+    if size % 4:
+        return f"values of {size} elements do not combine in vectors of 4"
+    return combine_reason(c.device, columns=size // 4, slices=slices, dimensions=size)
 
 
 def _check_head_size(c: Candidate, cache: CacheFormat) -> str | None:
@@ -108,7 +101,6 @@ def constraints(cache: CacheFormat, *, matrices: bool) -> tuple[Constraint, ...]
     return (
         Constraint(needs=(), check=partial(_check_head_size, cache=cache)),
         Constraint(needs=(), check=partial(_check_whole_words, cache=cache)),
-        Constraint(needs=(), check=_check_groups),
         subgroups.SIZE_RULE,
         subgroups.WORKGROUP_RULE,
         *lanes.constraints(cache),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from tuner.device_info import DeviceInfo
 
@@ -47,11 +47,27 @@ def threads_reason(device: DeviceInfo, threads: int) -> str | None:
     return f"{threads} threads a workgroup, the device allows {limit}" if threads > limit else None
 
 
+def shared_memory_reason(device: DeviceInfo, nbytes: int, purpose: str = "") -> str | None:
+    """Why a workgroup cannot have so many bytes of shared memory; `purpose` says what they do."""
+    limit = device.max_shared_memory_bytes
+    if nbytes <= limit:
+        return None
+    return f"needs {nbytes} bytes of shared memory{purpose}, the device has {limit}"
+
+
 def groups_reason(device: DeviceInfo, groups: Iterable[int]) -> str | None:
     """Why a launch of so many workgroups, in x and perhaps y and z, is too large."""
     for axis, wanted, limit in zip("xyz", groups, device.max_workgroup_count, strict=False):
         if wanted > limit:
             return f"{wanted} workgroups in {axis}, the device allows {limit}"
+    return None
+
+
+def launches_reason(device: DeviceInfo, passes: Mapping[str, tuple[int, int, int]]) -> str | None:
+    """Why launches are too large, of passes called by their names with so many workgroups."""
+    for name, groups in passes.items():
+        if reason := groups_reason(device, groups):
+            return f"{name}: {reason}"
     return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tuner.kernels import attention_strategies as strategies
-from tuner.kernels import subgroups
+from tuner.kernels import limits, subgroups
 from tuner.kernels.attention_chunks import INPUTS, WHOLE_CHUNKS, chunks, constants
 from tuner.kernels.attention_operands import (
     make_operands,
@@ -37,6 +37,7 @@ from tuner.kernels.splits import (
     MAX_SPLITS,
     UNCUT,
     SplitPlan,
+    combine_reason,
     split_plan,
     split_reason,
     split_rule,
@@ -72,22 +73,15 @@ def _check_groups(c: Candidate) -> str | None:
     counts = (_workgroups(c), problem.kv_heads, problem.batch)
     if c["strategy"] == "baseline":
         counts = (_workgroups(c), 1, 1)
-    return _beyond(counts, c.device.max_workgroup_count)
+    return limits.groups_reason(c.device, counts)
 
 
 def _check_batch(c: Candidate) -> str | None:
-    return _beyond((1, c.problem.kv_heads, c.problem.batch), c.device.max_workgroup_count)
+    return limits.groups_reason(c.device, (1, c.problem.kv_heads, c.problem.batch))
 
 
 def _check_baseline(c: Candidate) -> str | None:
     return _check_groups(c) if c["strategy"] == "baseline" else None
-
-
-def _beyond(counts: tuple[int, int, int], limit: tuple[int, int, int]) -> str | None:
-    for axis, count, most in zip("xyz", counts, limit, strict=True):
-        if count > most:
-            return f"{count} workgroups in {axis}, the device allows {most}"
-    return None
 
 
 def _check_split(c: Candidate) -> str | None:
@@ -101,12 +95,13 @@ def _check_combine(c: Candidate) -> str | None:
     if c["split"] == "none":
         return None
     problem: PagedAttentionProblem = c.problem
-    threads = chunks(c) * c["combine_slices"]
-    if threads > c.device.max_workgroup_invocations:
-        limit = c.device.max_workgroup_invocations
-        return f"{threads} threads to combine, the device allows {limit}"
     counts = (problem.query_tokens, problem.query_heads, problem.batch)
-    return _beyond(counts, c.device.max_workgroup_count)
+    return limits.groups_reason(c.device, counts) or combine_reason(
+        c.device,
+        columns=chunks(c),
+        slices=c["combine_slices"],
+        dimensions=problem.head_size,
+    )
 
 
 CONSTRAINTS = (

@@ -25,6 +25,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tuner.device_info import DeviceInfo
+from tuner.kernels import limits
 from tuner.kernels.base import Terms
 
 POLICIES = (
@@ -173,3 +175,19 @@ def split_reason(policy: str, parts: int, compute_units: int | None) -> str | No
     if parts > MAX_SPLITS:
         return f"{policy} makes {parts} splits, the limit is {MAX_SPLITS}"
     return None
+
+
+def combine_reason(device: DeviceInfo, *, columns: int, slices: int, dimensions: int) -> str | None:
+    """Why a combine pass cannot be launched; None if it can.
+
+    Its workgroups are of `columns` threads in x, which share out the `dimensions` of an output, and
+    of `slices` in y, which share out the splits. More slices than one leave sums and two statistics
+    each, all in float32, in shared memory.
+    """
+    most = min(device.max_workgroup_invocations, device.max_workgroup_size[0])
+    if columns * slices > most:
+        return f"{columns * slices} threads to combine, the device allows {most}"
+    if slices > device.max_workgroup_size[1]:
+        return f"{slices} slices to combine, the device allows {device.max_workgroup_size[1]}"
+    shared = 4 * slices * (dimensions + 2) if slices > 1 else 0
+    return limits.shared_memory_reason(device, shared, " to combine")
