@@ -76,6 +76,17 @@ def test_lookup_never_crosses_head_geometry() -> None:
             LOOKUP.lookup("toy", other)
 
 
+def test_a_window_that_no_context_reaches_beyond_is_to_be_looked_up_without() -> None:
+    idle, at_work = (decode(8, 4096, window=window) for window in (4096, 4095))
+    with pytest.raises(UsageError, match="no context reaches beyond the window: look it up with"):
+        LOOKUP.lookup("toy", idle)
+    assert LOOKUP.lookup("toy", idle.effective).how == "exact"
+    with pytest.raises(UsageError, match="not tuned for") as told:
+        LOOKUP.lookup("toy", at_work)
+    assert "look it up" not in str(told.value)
+    assert at_work.effective == at_work
+
+
 def test_without_a_rule_an_entry_is_for_its_very_problem(tmp_path: Path) -> None:
     config, _ = export(tmp_path, [toy_record(FAST)])
     match = config.lookup("toy", PROBLEM)

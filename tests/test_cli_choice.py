@@ -10,10 +10,10 @@ import pytest
 
 from tests.made_records import decode, gpu, made_record, software
 from tests.toy_family import TOY
-from tuner import kernels
-from tuner.cli import options, summary, tune
+from tuner import kernels, workloads
+from tuner.cli import bench, choosing, describe, options, summary, tune
 from tuner.cli.session import misfit
-from tuner.errors import OutOfMemoryError, UsageError
+from tuner.errors import OutOfMemoryError, UnknownNameError, UsageError
 from tuner.kernels import space
 from tuner.kernels.base import Family
 from tuner.search import ProblemResult, RunResult
@@ -22,10 +22,16 @@ PROBLEM = decode(8, 16_384)
 FAMILY = "paged_decode_q8"
 
 
-def chosen(*models: str, families: Sequence[str] = tune.DEFAULT_FAMILIES) -> list[str]:
+def chosen(
+    *models: str,
+    families: Sequence[str] | None = None,
+    only: Sequence[str] = (),
+    context: str = "8192",
+) -> list[str]:
     """What is tuned for these models: families, with the switches of the problem."""
-    choice = options.ProblemChoice(models=list(models), sequences="1", context="8192")
-    tasks = tune._tasks(families, choice, gpu(), choosing=True)
+    choice = options.ProblemChoice(models=list(models), sequences="1", context=context)
+    allowed = tune._allowed(families, only, choice)
+    tasks = tune._tasks(families, allowed, choice, gpu())
     return [" ".join((family.name, *problem.switched)) for family, problem in tasks]
 
 
@@ -36,15 +42,97 @@ def test_problems_with_switches_are_for_the_family_that_has_them() -> None:
         "paged_decode_q8_switched window sinks",
     ]
     assert chosen("Gemma-3-27B") == ["paged_decode_q8", "paged_decode_q8_switched window"]
-    every = [family.name for family in kernels.families()]
-    assert chosen("MPT-7B", families=every) == [
+    assert chosen("MPT-7B", families=["all"]) == [
         f"paged_decode_{name} alibi" for name in ("q8_switched", "f32", "f16")
     ]
-    # None of the default families has it: the row says which have.
-    assert chosen("DeepSeek-V2-Lite") == ["paged_decode_q8_switched value_head_size"]
-    own = options.ProblemChoice(models=["gpt-oss-120b"])
-    asked = tune._tasks(["paged_decode_q8"], own, gpu(), choosing=False)
-    assert {family.name for family, _ in asked} == {"paged_decode_q8"}
+    assert chosen("Gemma-3-27B", families=["paged_decode_q8"]) == [
+        "paged_decode_q8",
+        "paged_decode_q8 window",
+    ]
+
+
+@pytest.mark.parametrize("model", workloads.models(), ids=lambda model: model.name)
+def test_every_model_is_solved_by_a_default_family(model: workloads.ModelShape) -> None:
+    choice = options.ProblemChoice(models=[model.name], sequences="1,64", context="64,32k")
+    for info in (gpu(), software()):
+        tasks = choosing.paired(choosing.default_families(), choice, info, "first")
+        once = [problem for _, problem in tasks]
+        assert len(once) == len(set(once)) == 4 * len(model.layers)
+        for family, problem in tasks:
+            assert space.reasons(family, family.baseline, problem, info) == ()
+
+
+def test_values_of_another_size_are_for_float_caches_and_that_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert chosen("DeepSeek-V2-Lite", "Llama-3.1-8B") == [
+        "paged_decode_q8",
+        "paged_decode_f16 value_head_size",
+    ]
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("paged_decode_f16 is taken for 1x8192 h16/16 d192 value_head_size 128, ")
+    assert "since paged_decode_q8_switched does not solve that (keys and values" in told
+
+
+def test_of_the_default_families_those_are_asked_that_have_what_only_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    both = ("DeepSeek-V2-Lite", "Llama-3.1-8B")
+    assert chosen(*both, only=["strategy=packed_f16"]) == [
+        "paged_decode_q8",
+        "paged_decode_f16 value_head_size",
+    ]
+    capsys.readouterr()
+    # No family over floats has it: the row says why the last that has it does not do.
+    assert chosen(*both, only=["strategy=int_dot"]) == [
+        "paged_decode_q8",
+        "paged_decode_q8_switched value_head_size",
+    ]
+    assert capsys.readouterr().err == ""
+    assert chosen("Llama-3.1-8B", only=["token_lanes=4"]) == ["paged_decode_f16"]
+    assert "since paged_decode_q8 has nothing of what --only names" in capsys.readouterr().err
+    with pytest.raises(UnknownNameError, match="did you mean matrix"):
+        chosen("Llama-3.1-8B", only=["strategy=matrices"])
+    with pytest.raises(UnknownNameError, match="did you mean strategy"):
+        chosen("Llama-3.1-8B", only=["strategie=matrix"])
+
+
+def test_a_window_that_no_context_reaches_beyond_is_searched_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert chosen("Gemma-2-9B", context="4096") == ["paged_decode_q8_switched softcap"]
+    (told,) = (line for line in capsys.readouterr().err.splitlines() if "left out" in line)
+    assert told.startswith("1x4096 h16/8 d256 window 4096 softcap 50: left out of paged_decode_q8_")
+    assert len(chosen("Gemma-2-9B", context="4097")) == 2
+    assert chosen("Gemma-3-27B", context="512") == ["paged_decode_q8"]
+    assert chosen("Mistral-7B-v0.1", context="512") == ["paged_decode_q8_switched window"]
+    # A family that only has it with the window is asked for that.
+    assert chosen("Gemma-3-27B", context="512", families=["paged_decode_q8_switched"])[1:] == [
+        "paged_decode_q8_switched window"
+    ]
+    assert chosen("Gemma-3-27B", context="512", families=["paged_decode_f16"]) == [
+        "paged_decode_f16"
+    ]
+
+
+def test_bench_takes_the_family_that_tune_takes_unless_it_is_asked_for_one() -> None:
+    choice = options.ProblemChoice(models=["Gemma-3-27B"], sequences="1", context="64")
+    taken = bench._tasks(None, choice, gpu())
+    assert [family.name for family, _ in taken] == ["paged_decode_q8", "paged_decode_q8_switched"]
+    asked = bench._tasks(kernels.family("paged_decode_f32"), choice, gpu())
+    assert [family.name for family, _ in asked] == ["paged_decode_f32"] * 2
+    nothing_said = bench._tasks(None, options.ProblemChoice(), gpu())
+    assert {family.name for family, _ in nothing_said} == {"paged_decode_q8"}
+
+
+def test_all_families_are_listed_with_the_problems_that_are_named() -> None:
+    choice = options.ProblemChoice(models=["gpt-oss-120b"], sequences="1", context="64")
+    listed = describe._all_with_problems(choice, gpu())
+    names = [family.name for family, _ in listed]
+    assert names[:4] == ["paged_decode_q8"] * 2 + ["paged_decode_q8_planar"] * 2
+    assert "kv_append_q8" not in names
+    nothing_said = describe._all_with_problems(options.ProblemChoice(), gpu())
+    assert [family.name for family, _ in nothing_said] == [f.name for f in kernels.families()]
 
 
 @pytest.mark.parametrize("family", kernels.families(), ids=lambda family: family.name)

@@ -169,12 +169,12 @@ def test_variants_are_described_without_parameters_that_mean_nothing() -> None:
         (["show", FAMILY, "--set", "strategy"], "write name=value"),
         (["show", FAMILY, "--pass", "atend"], "did you mean attend"),
         (["show", FAMILY, "--model", "phi-4", "--sequences", "1,2"], "2 problems where one"),
-        (["verify"], "give one FAMILY or --all-families"),
+        (["verify"], "give one FAMILY or --all-families, or problems by --shape or --model"),
         (["verify", FAMILY, "--all-families"], "give one FAMILY or --all-families"),
         (["verify", FAMILY, "--variants", "some"], "--variants 'some'"),
         (["verify", FAMILY, "--shape", f"{SINKS}=2"], "sinks is 2, must be 0 (off) or 1 (on)"),
         (["verify", FAMILY, "--shape", f"{SINKS}=1"], "this family has no sinks: use paged_decode"),
-        (["bench"], "FAMILY"),
+        (["bench", "paged_decode_q9"], "did you mean paged_decode_q8"),
         (["export", "--format", "json"], "unknown format 'json'"),
     ],
 )
@@ -295,12 +295,28 @@ def test_bench_shows_floor_and_energy_beside_the_time(capsys: pytest.CaptureFixt
     record = msgspec.structs.replace(
         metered(80.0, 5.25), passes=2, measure="batched", launches=25, ended_by="precise"
     )
-    bench._print_records([record], kernels.family(FAMILY), made_full_calibration())
+    bench._print_records([record], made_full_calibration())
     header, line, *_ = capsys.readouterr().out.splitlines()
     assert header.split()[-1] == "mJ/token"
     assert line.split()[-1] == "5.25"
     # The batched floor of two passes, and how many launches a sample had.
     assert re.search(r" 3\.8 +\d+ x 25 +precise ", line)
+
+
+def test_bench_names_the_families_where_there_are_several(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one, other = "paged_decode_q8", "paged_decode_q8_planar"
+    records = [made_record(PROBLEM, family=one), made_record(PROBLEM, family=other)]
+    bench._print_records(records, made_full_calibration())
+    out = capsys.readouterr().out
+    for name in (one, other):
+        assert f"\n{name} {PROBLEM.label} " in out
+        assert f"variant of {name}: strategy=" in out
+    bench._print_records(records[:1], made_full_calibration())
+    out = capsys.readouterr().out
+    assert one not in out
+    assert "\nvariant: strategy=" in out
 
 
 def test_a_device_that_cannot_be_exported_does_not_hinder_the_others(tmp_path: Path) -> None:

@@ -130,6 +130,7 @@ def test_nothing_is_legal_where_a_pipeline_has_too_few_buffers(of: Family) -> No
     (reason, *_) = space.reasons(of, of.baseline, problem, few)
     assert reason == f"{count} storage buffers, the device allows {count - 1}"
     assert not space.legal(of, problem, few)
+    assert reason in space.refusals(of, problem, few)
     assert buffers_reason(gpu(max_storage_buffers=count), count) is None
 
 

@@ -351,7 +351,7 @@ def test_each_family_refuses_what_the_other_is_for() -> None:
     (told,) = reasons(FAMILY, FAMILY.baseline, problem(), gpu())
     assert "no switch is on: use paged_decode_q8" in told
     (told,) = reasons(FAMILY, FAMILY.baseline, problem(value_head_size=48), gpu())
-    assert "value_head_size is 48: use paged_decode_f32 or paged_decode_f16" in told
+    assert "value_head_size is 48: use paged_decode_f16 or paged_decode_f32" in told
 
 
 def test_validation_begins_walks_within_what_is_loaded_together() -> None:

@@ -10,6 +10,7 @@ from tests.made_records import decode
 from tests.toy_family import TOY, toy_device
 from tests.toy_search import BASELINE, SPACE, Records, run
 from tuner import kernels
+from tuner.cli.options import ProblemChoice
 from tuner.cli.tune import _allowed
 from tuner.errors import UnknownNameError, UsageError
 from tuner.kernels import space
@@ -66,12 +67,16 @@ def test_the_reason_is_that_of_the_variant_nearest_to_legal() -> None:
 
 
 def test_the_command_asks_each_family_for_what_it_has() -> None:
-    assert _allowed(["paged_decode_q8"], ["strategy=int_dot", "subgroups=4", "subgroups=8"]) == {
-        "paged_decode_q8": {"strategy": ["int_dot"], "subgroups": [4, 8]}
+    none = ProblemChoice()
+    assert _allowed(
+        ["paged_decode_q8"], ["strategy=int_dot", "subgroups=4", "subgroups=8"], none
+    ) == {"paged_decode_q8": {"strategy": ["int_dot"], "subgroups": [4, 8]}}
+    assert set(_allowed(["all"], ["strategy=matrix"], none)) > {
+        "paged_decode_q8",
+        "paged_attention",
     }
-    assert set(_allowed(["all"], ["strategy=matrix"])) > {"paged_decode_q8", "paged_attention"}
-    assert "cache_write_q8" not in _allowed(["all"], ["strategy=matrix"])
+    assert "cache_write_q8" not in _allowed(["all"], ["strategy=matrix"], none)
     with pytest.raises(UnknownNameError, match="legal: baseline, scalar_f32"):
-        _allowed(["paged_decode_q8"], ["strategy=matrices"])
+        _allowed(["paged_decode_q8"], ["strategy=matrices"], none)
     with pytest.raises(UsageError, match="'matrix' is no assignment"):
-        _allowed(["all"], ["matrix"])
+        _allowed(["all"], ["matrix"], none)

@@ -34,7 +34,7 @@ def toy_device(**changes: Any) -> DeviceInfo:
         "max_shared_memory_bytes": 32768,
         "max_storage_buffer_bytes": 2**31,
         "max_push_constant_bytes": 128,
-        "max_storage_buffers": 16,
+        "max_storage_buffers": 64,
         "max_allocation_bytes": 2**32,
         "storage_buffer_alignment": 16,
         "subgroup_size": 32,

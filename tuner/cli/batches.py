@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from tuner.errors import IllegalVariantError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
-    from tuner.cli.options import ProblemChoice
     from tuner.device_info import DeviceInfo
     from tuner.kernels.base import Family, Value, Values
     from tuner.kernels.selection import Variants
@@ -104,6 +103,7 @@ def having(families: Sequence[Family], only: Only) -> tuple[tuple[Family, Only],
     has none of the parameters, or none of the values of one of them, is left out.
 
     Raises:
+        UnknownNameError: a parameter or value that no family has; names the nearest.
         UsageError: a value that no family is left to have.
     """
     parts = ((family, _part(family, only)) for family in families)
@@ -114,10 +114,22 @@ def having(families: Sequence[Family], only: Only) -> tuple[tuple[Family, Only],
     for name, texts in only.items():
         for text in texts:
             if (name, text) not in met:
-                raise UsageError(
-                    f"--only {name}={text}: no family has that, of those that have the rest"
-                )
+                raise _nobody_has(families, name, text)
     return found
+
+
+def _nobody_has(families: Sequence[Family], name: str, text: str) -> UsageError:
+    """What is wrong with a value that none of the families is left to have."""
+    parameters = [each for family in families for each in family.parameters]
+    values = {
+        str(value): value for each in parameters if each.name == name for value in each.values
+    }
+    if not values:
+        names = dict.fromkeys(each.name for each in parameters)
+        return UnknownNameError("parameter of these families", name, names)
+    if text not in values:
+        return UnknownNameError(f"value of {name} of these families", text, values)
+    return UsageError(f"--only {name}={text}: no family has that, of those that have the rest")
 
 
 def _part(family: Family, only: Only) -> Only:
@@ -131,37 +143,61 @@ def _part(family: Family, only: Only) -> Only:
 
 
 def chosen_batches(
-    family: Family, choice: ProblemChoice, info: DeviceInfo, pick: Pick
-) -> tuple[list[Batch], list[Problem]]:
-    """What to verify of a family, and the problems for which nothing may be picked.
+    family: Family, problems: Sequence[Problem], info: DeviceInfo, pick: Pick
+) -> tuple[list[Batch], dict[Problem, str]]:
+    """What to verify of a family, and the problems for which nothing may be picked, with reasons.
+
+    Without problems these are the family's geometries: the first whose baseline is legal, and a few
+    variants on each of the others.
 
     Raises:
-        OutOfMemoryError: the problem, or the first of the geometries whose baseline is legal, is
-            too large for the device.
-        IllegalVariantError: nothing may be picked for it.
+        OutOfMemoryError: one of the problems is too large.
+        IllegalVariantError: nothing may be picked for any of them, or for the first geometry.
     """
-    from tuner import workloads
-    from tuner.cli.session import misfit
-    from tuner.kernels import space
+    from tuner.cli.session import require_fit
 
-    if choice.said:
-        problem, others = choice.one(family, info), []
-    else:
-        others = list(workloads.geometries(family.kind))
-        solved = (p for p in others if not space.reasons(family, family.baseline, p, info))
-        problem = next(solved, others[0])
-        others.remove(problem)
-    if error := misfit(family, problem, info):
-        raise error
-    made = [_batch(family, problem, info, pick)]
-    if not made[0].variants:
-        raise _refusal(family, problem, info, pick.only)
+    first, others = (problems, ()) if problems else _geometries(family, info)
+    require_fit([(family, problem) for problem in first], info)
+    made = [_batch(family, problem, info, pick) for problem in first]
+    if not any(batch.variants for batch in made):
+        raise _refusal(family, first[0], info, pick.only)
     if pick.count != "all":
         made += [_batch(family, other, info, pick.few()) for other in others]
     return (
         [batch for batch in made if batch.variants],
-        [batch.problem for batch in made if not batch.variants],
+        {
+            batch.problem: _refusal(family, batch.problem, info, pick.only).reasons[1]
+            for batch in made
+            if not batch.variants
+        },
     )
+
+
+def _geometries(family: Family, info: DeviceInfo) -> tuple[Sequence[Problem], Sequence[Problem]]:
+    """The first of the family's geometries whose baseline is legal, and the others."""
+    from tuner import workloads
+    from tuner.kernels import space
+
+    others = list(workloads.geometries(family.kind))
+    solved = (p for p in others if not space.reasons(family, family.baseline, p, info))
+    first = next(solved, others[0])
+    others.remove(first)
+    return [first], others
+
+
+def unverified(family: Family, refused: Mapping[Problem, str], only: Only) -> Iterator[str]:
+    """What to say of problems that a family was not verified on: a line for each reason."""
+    kernel = f"kernel with {_assigned(only)}" if only else "kernel"
+    for reason in dict.fromkeys(refused.values()):
+        problems = ", ".join(problem.label for problem, why in refused.items() if why == reason)
+        yield (
+            f"{family.name} was not verified on {problems}, for which it has no {kernel} on this "
+            f"device ({reason})"
+        )
+
+
+def _assigned(only: Only) -> str:
+    return " ".join(f"{name}={'|'.join(texts)}" for name, texts in only.items())
 
 
 def _refusal(family: Family, problem: Problem, info: DeviceInfo, only: Only) -> IllegalVariantError:
@@ -171,7 +207,7 @@ def _refusal(family: Family, problem: Problem, info: DeviceInfo, only: Only) -> 
     found = space.why_none(family, problem, info, wanted_values(family, only))
     return IllegalVariantError(
         family.name,
-        " ".join(f"{name}={'|'.join(texts)}" for name, texts in only.items()) or "(any)",
+        _assigned(only) or "(any)",
         (f"no such variant is legal for {problem.label} on {info.name}", *found),
     )
 

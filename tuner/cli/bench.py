@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli import options
+from tuner.cli import choosing, options
 from tuner.cli.calibrate import launch_floors
 from tuner.cli.output import bandwidth, microseconds, note, percent, print_json, print_table, say
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from tuner.cli.session import Opened
+    from tuner.device_info import DeviceInfo
     from tuner.kernels.base import Family, Values
     from tuner.problems import Problem
     from tuner.records import Calibration, Measure, Record
     from tuner.runner.protocol import MeasurePlan
+    from tuner.search import Task
 
 MEASURES: tuple[Measure, ...] = ("isolated", "batched")
 _COLUMNS = (
@@ -35,7 +37,12 @@ _BREAKDOWN_RIGHT = ("median µs", "share")
 
 
 def bench(
-    family: Annotated[str, typer.Argument(metavar="FAMILY", help="A kernel family.")],
+    family: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FAMILY", help="A kernel family; default: of each problem that of tune."
+        ),
+    ] = None,
     *,
     assignments: options.Set = None,
     baseline: Annotated[
@@ -74,7 +81,7 @@ def bench(
     from tuner.cli.session import opened, require_fit, session_name, warn_of_cpu
 
     plan = _plan(measure, energy)
-    chosen = kernels.family(family)
+    asked = None if family is None else kernels.family(family)
     choice = options.ProblemChoice(
         shapes=shape,
         models=model,
@@ -86,15 +93,15 @@ def bench(
     )
     with opened(device, cache=cache, in_process=in_process) as open_device:
         info = open_device.info
-        problems = choice.required(chosen, info)
-        require_fit([(chosen, problem) for problem in problems], info)
-        variants = [_variants(chosen, assignments, problem, info, baseline) for problem in problems]
+        tasks = _tasks(asked, choice, info)
+        require_fit(tasks, info)
+        variants = [_variants(*task, assignments, info, baseline) for task in tasks]
         warn_of_cpu(info)
         measured = calibration.quick(open_device.runner, session_name())
         records = [
             record
-            for problem, named in zip(problems, variants, strict=True)
-            for record in _timed(open_device, chosen, problem, named, measured, plan)
+            for task, named in zip(tasks, variants, strict=True)
+            for record in _timed(open_device, *task, named, measured, plan)
         ]
         passes = sorted({record.passes for record in records if record.passes})
         floors = tuple(calibration.launch_floor(open_device.runner, each) for each in passes)
@@ -102,7 +109,7 @@ def bench(
     if json:
         print_json({"calibration": measured, "records": records})
     else:
-        _print_records(records, chosen, measured)
+        _print_records(records, measured)
         if energy and not any(record.energy for record in records):
             note(f"no energy: no meter of {info.name} was found")
     if any(record.state != "correct" for record in records):
@@ -119,11 +126,18 @@ def _plan(measure: str, energy: bool) -> MeasurePlan:
     )
 
 
+def _tasks(asked: Family | None, choice: options.ProblemChoice, info: DeviceInfo) -> list[Task]:
+    """The family asked for with its problems, else each problem with the family that tune takes."""
+    if asked is not None:
+        return choosing.paired([asked], choice, info, "asked")
+    return choosing.paired(choosing.default_families(said=choice.said), choice, info, "first")
+
+
 def _variants(
     family: Family,
-    assignments: Sequence[str] | None,
     problem: Problem,
-    info: Any,
+    assignments: Sequence[str] | None,
+    info: DeviceInfo,
     baseline: bool,
 ) -> list[Values]:
     from tuner.cli.variants import chosen_variant
@@ -152,20 +166,22 @@ def _timed(
         evaluator.close()
 
 
-def _print_records(records: Sequence[Record], family: Family, calibration: Calibration) -> None:
+def _print_records(records: Sequence[Record], calibration: Calibration) -> None:
     from tuner.cli.session import warn_of_host_clock
-    from tuner.cli.variants import describe
-    from tuner.kernels import space
     from tuner.timing import summarise
 
-    known = dict(space.canonical(family, family.baseline))
-    names = ["baseline" if record.values == known else "variant" for record in records]
+    names = ["baseline" if _is_baseline(record) else "variant" for record in records]
+    several = len({record.family for record in records}) > 1
     metered = any(record.energy for record in records)
     columns = (*_COLUMNS, "mJ/token") if metered else _COLUMNS
     print_table(
         ("problem", "", *columns),
         [
-            (record.problem.label, name, *_cells(record, calibration)[: len(columns)])
+            (
+                f"{record.family} {record.problem.label}" if several else record.problem.label,
+                name,
+                *_cells(record, calibration)[: len(columns)],
+            )
             for record, name in zip(records, names, strict=True)
         ],
         right=tuple(name for name in columns if name != "ended by"),
@@ -173,9 +189,8 @@ def _print_records(records: Sequence[Record], family: Family, calibration: Calib
     _print_breakdowns([(record, name) for record, name in zip(records, names, strict=True)])
     say()
     say(f"read bandwidth: {bandwidth(calibration.read_gb_s)} GB/s ({calibration.method})")
-    for text in dict.fromkeys(describe(family, record.values) for record in records):
-        label = "baseline" if text == describe(family, known) else "variant"
-        say(f"{label}: {text}")
+    for text in dict.fromkeys(_described(records)):
+        say(text)
     for line in launch_floors(calibration):
         say(line)
     warn_of_host_clock(records)
@@ -185,6 +200,26 @@ def _print_records(records: Sequence[Record], family: Family, calibration: Calib
             continue
         for oddity in summarise(record.samples_ns, record.rounds).oddities:
             note(f"{record.problem.label} {name}: {oddity}")
+
+
+def _is_baseline(record: Record) -> bool:
+    from tuner import kernels
+    from tuner.kernels import space
+
+    family = kernels.family(record.family)
+    return record.values == dict(space.canonical(family, family.baseline))
+
+
+def _described(records: Sequence[Record]) -> Iterator[str]:
+    """What was timed, in a line each; with the family where there are several."""
+    from tuner import kernels
+    from tuner.cli.variants import describe
+
+    several = len({record.family for record in records}) > 1
+    for record in records:
+        of = f" of {record.family}" if several else ""
+        text = describe(kernels.family(record.family), record.values)
+        yield f"{'baseline' if _is_baseline(record) else 'variant'}{of}: {text}"
 
 
 def _print_breakdowns(named: Sequence[tuple[Record, str]]) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tuner.evaluate.building import RenderedPass
     from tuner.kernels.base import Family, Values
     from tuner.problems import Problem
+    from tuner.search import Task
 
 FamilyName = Annotated[str, typer.Argument(metavar="FAMILY", help="A kernel family.")]
 
@@ -81,14 +82,15 @@ def families(
 ) -> None:
     """List the kernel families, or describe one.
 
-    With a name: its parameters, and which of their values occur in legal variants for a problem on
-    this device (the others stand in brackets).
+    With --shape or --model: those for such problems. With a name: its parameters, and which of
+    their values occur in legal variants for a problem on this device (the others stand in
+    brackets).
     """
     from tuner import kernels
     from tuner.cli.variants import find_device
     from tuner.errors import NoDeviceError
 
-    chosen = kernels.families() if name is None else (kernels.family(name),)
+    chosen = kernels.family(name) if name else None
     choice = options.ProblemChoice(shapes=shape, models=model, sequences=sequences, context=context)
     info: DeviceInfo | None = None
     try:
@@ -97,7 +99,8 @@ def families(
         if device is not None:
             raise
         note(f"no device, so the size of the legal spaces is unknown: {error}")
-    described = [_describe_family(family, info, choice.one(family, info)) for family in chosen]
+    pairs = [(chosen, choice.one(chosen, info))] if chosen else _all_with_problems(choice, info)
+    described = [_describe_family(family, info, problem) for family, problem in pairs]
     if json:
         print_json(described)
         return
@@ -120,6 +123,15 @@ def families(
         ],
         right=("legal", "combinations", "parameters"),
     )
+
+
+def _all_with_problems(choice: options.ProblemChoice, info: DeviceInfo | None) -> list[Task]:
+    """Every family with the first of its default problems, or with those of its kind that the user
+    named."""
+    from tuner import kernels
+
+    found = [(family, choice.problems(family, info)) for family in kernels.families()]
+    return [(f, p) for f, problems in found for p in (problems if choice.said else problems[:1])]
 
 
 def _describe_family(family: Family, info: DeviceInfo | None, problem: Problem) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli import options
+from tuner.cli import choosing, options
 from tuner.cli.output import bandwidth, note, print_json
 from tuner.cli.summary import Ran, Written, as_data, print_result
 
@@ -31,8 +31,6 @@ SWITCH_SECONDS = 0.0005
 thread asks for it dozens of times a trial, and shares it with those that prepare variants."""
 INTERRUPTED = 130
 EVERY = "all"
-DEFAULT_FAMILIES = ("paged_decode_q8", "paged_decode_q8_switched")
-"""Without problems the first is tuned, else of each problem the first that solves it."""
 STUDIES = "studies.jsonl"
 
 
@@ -44,8 +42,8 @@ def tune(
         typer.Option(
             "--family",
             metavar="FAMILY",
-            help=f"Repeatable, or {EVERY}; default: {DEFAULT_FAMILIES[0]}, and for problems with "
-            f"switches {DEFAULT_FAMILIES[1]}.",
+            help=f"Repeatable, or {EVERY}; default: of each problem the first that solves it of "
+            f"{', '.join(choosing.DEFAULT_FAMILIES)}.",
         ),
     ] = None,
     shape: options.Shape = None,
@@ -117,15 +115,14 @@ def tune(
         block_size=block_size,
         workload=workload,
     )
-    names = family or DEFAULT_FAMILIES[: 2 if choice.said else 1]
-    allowed = _allowed(names, only or ())
+    allowed = _allowed(family, only or (), choice)
     settings = _settings(
         trials, seconds, sampler, objective, seed, retry_failed=retry_failed, only=allowed
     )
     sys.setswitchinterval(SWITCH_SECONDS)
     with opened(device, cache=cache, in_process=in_process) as open_device:
         info = open_device.info
-        tasks = _tasks(allowed, choice, info, choosing=not family or EVERY in family)
+        tasks = _tasks(family, allowed, choice, info)
         fitting, too_large = _by_size(tasks, info)
         require_meter(open_device.runner, settings.objective)
         if seconds is not None:
@@ -143,7 +140,9 @@ def tune(
         raise typer.Exit(1)
 
 
-def _allowed(names: Sequence[str], only: Sequence[str]) -> dict[str, dict[str, list[Value]]]:
+def _allowed(
+    names: Sequence[str] | None, only: Sequence[str], choice: options.ProblemChoice
+) -> dict[str, dict[str, list[Value]]]:
     """By family that is meant, the values that `--only` lets parameters have.
 
     Raises:
@@ -153,7 +152,9 @@ def _allowed(names: Sequence[str], only: Sequence[str]) -> dict[str, dict[str, l
     from tuner.cli.batches import having, parse_only, wanted_values
 
     wanted = parse_only(only)
-    if EVERY in names:
+    if not names:
+        parts = having(choosing.default_families(said=choice.said), wanted)
+    elif EVERY in names:
         parts = having(kernels.families(), wanted)
     else:
         parts = tuple((kernels.family(name), wanted) for name in dict.fromkeys(names))
@@ -161,31 +162,33 @@ def _allowed(names: Sequence[str], only: Sequence[str]) -> dict[str, dict[str, l
 
 
 def _tasks(
-    names: Iterable[str], choice: options.ProblemChoice, info: DeviceInfo, *, choosing: bool
+    names: Sequence[str] | None,
+    allowed: Iterable[str],
+    choice: options.ProblemChoice,
+    info: DeviceInfo,
 ) -> list[Task]:
-    """Each family with each of its problems; when `choosing`, only families that solve a problem
-    are taken for it, if there are any.
+    """What to tune: the allowed families with their problems, no work twice. Where no `names` were
+    given, each problem has one family. Says what is not as the user may expect.
 
     Raises:
         UsageError: what the user named is for none of these families.
     """
     from tuner import kernels
-    from tuner.kernels import space
 
-    families = [kernels.family(name) for name in names]
-    tasks = [
-        (family, problem)
-        for family in families
-        for problem in (choice.problems if choosing else choice.required)(family, info)
-    ]
-    if not choosing:
-        return tasks
-    if not tasks:
-        choice.required(families[0], info)
-    able = [task for task in tasks if not space.refusals(*task, info)]
-    solved = {problem for _, problem in able}
-    left = {problem: (family, problem) for family, problem in tasks if problem not in solved}
-    return able + list(left.values())
+    families = [kernels.family(name) for name in allowed]
+    pairing: choosing.Pairing = "asked" if names else "first"
+    if EVERY in (names or ()):
+        pairing = "every"
+    tasks = choosing.paired(families, choice, info, pairing)
+    tasks, repeats = choosing.without_repeats(tasks, info, across=not names)
+    if repeats:
+        problems = choosing.labels(problem for _, problem in repeats)
+        of = ", ".join(dict.fromkeys(family.name for family, _ in repeats))
+        note(
+            f"{problems}: left out of {of}, for no context reaches beyond the window, so that the "
+            "same problem without it is the same work, and that is searched"
+        )
+    return tasks
 
 
 def _by_size(

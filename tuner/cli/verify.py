@@ -14,8 +14,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli import options
-from tuner.cli.batches import Batch, Pick, chosen_batches, having, parse_count, parse_only
+from tuner.cli import choosing, options
+from tuner.cli.batches import (
+    Batch,
+    Only,
+    Pick,
+    chosen_batches,
+    having,
+    parse_count,
+    parse_only,
+    unverified,
+)
 from tuner.cli.output import note, print_json
 from tuner.cli.verdicts import Finding, Report, as_data, print_report
 from tuner.errors import UsageError
@@ -24,6 +33,7 @@ if TYPE_CHECKING:
     from tuner.cli.session import Opened
     from tuner.device_info import DeviceInfo
     from tuner.kernels.base import Family, Values
+    from tuner.problems import Problem
 
 MOST_THREADS = 8
 MOST_CPU_DEVICES = 4
@@ -67,7 +77,13 @@ class _Bench:
 
 
 def verify(
-    family: Annotated[str | None, typer.Argument(metavar="FAMILY", help="A kernel family.")] = None,
+    family: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FAMILY",
+            help="A kernel family; of problems that are given, by default that of tune.",
+        ),
+    ] = None,
     *,
     all_families: Annotated[bool, typer.Option("--all-families", help="Every family.")] = False,
     variants: Annotated[
@@ -109,18 +125,14 @@ def verify(
 
     Without --shape or --model they are run on the first of the family's small geometries (workload
     KIND-geometries), and a few of them on each of the others. With --all-families, those are left
-    out that do not solve the problem, or have a parameter that --only names but none of its values,
-    or none of these parameters. Exit code 1: an answer is wrong.
+    out that solve none of the problems, or have a parameter that --only names but none of its
+    values, or none of these parameters. Exit code 1: an answer is wrong.
     """
-    from tuner import kernels
     from tuner.cli.session import opened
 
-    if (family is None) != all_families:
-        raise UsageError("give one FAMILY or --all-families")
     count, wanted = parse_count(variants), parse_only(only or ())
-    one = None if family is None else kernels.family(family)
-    chosen = having(kernels.families(), wanted) if one is None else ((one, wanted),)
     choice = options.ProblemChoice(shapes=shape, models=model, sequences=sequences, context=context)
+    chosen, pairing = _chosen(family, choice, wanted, every=all_families)
     with ExitStack() as stack:
         open_one = partial(
             opened,
@@ -132,16 +144,13 @@ def verify(
         )
         devices = _open_devices(stack, open_one)
         info = devices[0].info
-        if all_families and choice.said:
-            chosen = tuple(c for c in chosen if _solves(c[0], choice, info)) or chosen
         todo: list[Batch] = []
-        for each, part in chosen:
+        for each, part, problems in _with_problems(chosen, choice, info, pairing):
             pick = Pick(count=count, only=part, seed=seed)
-            found, refused = chosen_batches(each, choice, info, pick)
+            found, refused = chosen_batches(each, problems, info, pick)
             todo += found
-            if refused:
-                labels = "; ".join(problem.label for problem in refused)
-                note(f"{each.name} has nothing of this for {labels}")
+            for line in unverified(each, refused, part):
+                note(line)
         findings = _run(todo, devices)
         messages = tuple(said for each in devices for said in each.runner.messages)
     report = Report(info=info, batches=todo, findings=findings, messages=messages)
@@ -153,11 +162,43 @@ def verify(
         raise typer.Exit(1)
 
 
-def _solves(family: Family, choice: options.ProblemChoice, info: DeviceInfo) -> bool:
-    """Whether the family solves any of what the user named."""
-    from tuner.kernels import space
+def _chosen(
+    asked: str | None, choice: options.ProblemChoice, wanted: Only, *, every: bool
+) -> tuple[Sequence[tuple[Family, Only]], choosing.Pairing]:
+    """The families that are meant, each with its part of what `--only` names, and how problems are
+    given to them.
 
-    return any(not space.refusals(family, p, info) for p in choice.problems(family, info))
+    Raises:
+        UsageError: none are, or a family and every one; no family has what `--only` names.
+    """
+    from tuner import kernels
+
+    if (asked and every) or not (asked or every or choice.said):
+        raise UsageError("give one FAMILY or --all-families, or problems by --shape or --model")
+    if asked:
+        return ((kernels.family(asked), wanted),), "asked"
+    if every:
+        return having(kernels.families(), wanted), "every"
+    return having(choosing.default_families(), wanted), "first"
+
+
+def _with_problems(
+    chosen: Sequence[tuple[Family, Only]],
+    choice: options.ProblemChoice,
+    info: DeviceInfo,
+    pairing: choosing.Pairing,
+) -> list[tuple[Family, Only, list[Problem]]]:
+    """The families with their problems: none where the user named none.
+
+    Raises:
+        UsageError: what the user named is for none of these families.
+    """
+    if not choice.said:
+        return [(*each, []) for each in chosen]
+    families = [family for family, _ in chosen]
+    tasks = choosing.paired(families, choice, info, pairing)
+    problems = {family.name: [p for f, p in tasks if f is family] for family in families}
+    return [(f, part, problems[f.name]) for f, part in chosen if problems[f.name]]
 
 
 def _open_devices(

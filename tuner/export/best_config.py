@@ -227,9 +227,11 @@ class BestConfig(msgspec.Struct, frozen=True, kw_only=True):
         fitting = [e for e in entries if _geometry(e.problem) == _geometry(problem)]
         if not fitting:
             listed = sorted({_words(_geometry(e.problem)) for e in entries})
+            idle = "; no context reaches beyond the window: look it up without, as it is tuned"
             raise UsageError(
                 f"{family} was not tuned for {_words(_geometry(problem))}: "
                 f"there is {' | '.join(listed) or 'no entry at all'}"
+                f"{'' if problem.effective == problem else idle}"
             )
         refusals = [entry.dispatch.refusal(problem) for entry in fitting]
         fitting = [e for e, refusal in zip(fitting, refusals, strict=True) if refusal is None]

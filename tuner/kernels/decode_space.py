@@ -126,9 +126,10 @@ PARAMETERS = (
 
 def _check_plain(c: Candidate) -> str | None:
     if c.problem.switched:
+        quantised = "" if c.problem.value_head_size else "paged_decode_q8_switched, "
         return (
-            f"this family has no {', '.join(c.problem.switched)}: use paged_decode_q8_switched, "
-            "paged_decode_f32 or paged_decode_f16"
+            f"this family has no {', '.join(c.problem.switched)}: use {quantised}paged_decode_f16 "
+            "or paged_decode_f32"
         )
     return None
 
@@ -139,7 +140,7 @@ def _check_switched(c: Candidate) -> str | None:
     if c.problem.value_head_size:
         return (
             "keys and values of this cache are of one size, value_head_size is "
-            f"{c.problem.value_head_size}: use paged_decode_f32 or paged_decode_f16"
+            f"{c.problem.value_head_size}: use paged_decode_f16 or paged_decode_f32"
         )
     return None
 

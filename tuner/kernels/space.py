@@ -124,7 +124,7 @@ class Rules:
 
 def refusals(family: Family, problem: Problem, device: DeviceInfo) -> tuple[str, ...]:
     """What speaks against all variants on the problem, whatever their values; empty if nothing."""
-    rules = (_Rule(each, problem, device) for each in family.constraints if not each.needs)
+    rules = (_Rule(each, problem, device) for each in _constraints(family) if not each.needs)
     found = (rule.reason({}) for rule in rules)
     return tuple(reason for reason in found if reason is not None)
 

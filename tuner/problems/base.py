@@ -74,6 +74,11 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
         return " ".join(f"{name} {value}" for name, value in fields.items())
 
     @property
+    def effective(self) -> Problem:
+        """The problem that is the same work with the fewest switches."""
+        return self
+
+    @property
     def way_smaller(self) -> str:
         """What to do where the problem is too large."""
         *others, last = self.SIZES

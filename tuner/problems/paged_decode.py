@@ -98,6 +98,12 @@ class PagedDecodeProblem(Problem, frozen=True, kw_only=True, tag="paged_decode")
         """Elements of a cached value, and of an output."""
         return self.value_head_size or self.head_size
 
+    @property
+    def effective(self) -> PagedDecodeProblem:
+        """The same work without its window, where no context reaches beyond that."""
+        idle = self.window >= self.context
+        return msgspec.structs.replace(self, window=0) if idle else self
+
     def visible_tokens(self) -> npt.NDArray[np.int64]:
         """Tokens of each sequence [sequences] that its query sees: the newest ones."""
         tokens = self.context_lens().astype(np.int64)
