@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from tuner.cli.session import misfit
 from tuner.errors import OutOfMemoryError, UnknownNameError, UsageError
 from tuner.kernels import space
 from tuner.kernels.base import Family
+from tuner.problems import PagedDecodeProblem
 from tuner.search import ProblemResult, RunResult
 
 PROBLEM = decode(8, 16_384)
@@ -151,6 +153,23 @@ def test_where_one_problem_is_needed_the_shapes_to_choose_from_are_named() -> No
     for text in re.findall(r"--shape (\S+)", str(told.value)):
         again = options.ProblemChoice(shapes=[text])
         assert again.one(family, gpu()) in choice.problems(family, gpu())
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("sequences", "4"), ("context", "8k"), ("lengths", "uniform:9"), ("block_size", 32)],
+)
+def test_options_of_models_without_a_model_are_refused(option: str, value: str | int) -> None:
+    """They would have no effect."""
+    given: dict[str, Any] = {option: value}
+    with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} {value} goes with --model"):
+        options.ProblemChoice(shapes=["1x64:h8/2:d64"], **given)
+    (problem,) = options.ProblemChoice(models=["Qwen3-4B"], **given).problems(
+        kernels.family(FAMILY), gpu()
+    )
+    assert isinstance(problem, PagedDecodeProblem)
+    wanted = 8192 if option == "context" else int(value) if option != "lengths" else value
+    assert getattr(problem, option) == wanted
 
 
 def test_what_cannot_fit_is_known_without_making_operands() -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from tests.made_records import CHOICES, decode, gpu, made_record, software
 from tuner.cli import app
+from tuner.cli import compare as compare_command
 from tuner.device_info import DeviceInfo
 from tuner.records import Record
 from tuner.results import Store
@@ -146,6 +147,28 @@ def test_the_picture_is_written(results: Path, tmp_path: Path) -> None:
     result = compare("@baseline", "@best", "--out", folder, "--plot", picture)
     assert result.exit_code == 0, result.output
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_would_not_be_what_its_name_says_is_refused(
+    results: Path, tmp_path: Path
+) -> None:
+    picture = tmp_path / "ratios.pdf"
+    result = compare("@baseline", "@best", "--out", results / gpu().slug, "--plot", picture)
+    assert result.exit_code == 2
+    assert "name a file that ends in .png" in result.stderr
+    assert not picture.exists()
+
+
+@pytest.mark.parametrize(
+    ("between", "told"),
+    [
+        (None, "no variant was measured often enough"),
+        (0.0, "differ no more than their samples explain"),
+        (0.0059, "differ by 0.59 % more than their samples explain"),
+    ],
+)
+def test_how_repeated_measurements_differ_is_said(between: float | None, told: str) -> None:
+    assert told in compare_command._told(between)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,8 @@ def test_status_line_says_trials_best_failures_and_time_left() -> None:
         "failed: 2 compile, 1 timeout · 1:15 left"
     )
     assert progress.status_line(status(), None) == "trial 0 · best -"
+    # Earlier runs tried more than this one is to.
+    assert progress.status_line(status(trials=9, trial_limit=6), None) == "trial 9 · best -"
 
 
 def test_plain_progress_prints_a_line_at_most_every_few_seconds(
@@ -270,6 +272,28 @@ def test_tried_is_counted_as_the_exported_table_counts(
     assert "| 3 (1) |" in markdown.text(records)
     shown = summary.as_data(told)["problems"]
     assert [(each["tried"], each["failures"]) for each in shown] == [(3, {"timeout": 1})]
+
+
+def test_a_problem_without_a_best_says_whether_anything_was_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for trials, told in ((0, "nothing was tried yet"), (3, "no correct variant")):
+        result = ProblemResult(
+            family=kernels.family(FAMILY), problem=PROBLEM, ended="interrupted", trials=trials
+        )
+        run = RunResult(problems=(result,), interrupted=True, seconds=2.0)
+        summary.print_result(ran(run, tmp_path))
+        assert f"{PROBLEM.label}: {told}\n" in capsys.readouterr().out
+
+
+def test_what_could_not_be_written_is_told_apart_from_no_export(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunResult(problems=(), interrupted=False, seconds=2.0)
+    for best_config, told in ((None, "not exported"), (tmp_path, "not everything was written")):
+        written = summary.Written(best_config=best_config, error="a.png: no space")
+        summary.print_result(ran(run, tmp_path, written))
+        assert f"{told}: a.png: no space\n" in capsys.readouterr().err
 
 
 def test_the_pace_and_what_it_is_the_pace_of_are_said(

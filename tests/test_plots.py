@@ -31,6 +31,7 @@ from tests.made_records import (
 from tuner import plots
 from tuner.device_info import DeviceInfo
 from tuner.plots import style
+from tuner.problems import NormRopeProblem
 from tuner.records import Record
 
 RUN = made_run(twelve_problems(), trials=25)
@@ -221,6 +222,32 @@ def test_panels_of_the_context_figure_tell_geometries_apart() -> None:
     assert {"GQA 4 d128, 1 sequence", "GQA 8 d128, 1 sequence"} <= set(shown)
 
 
+def test_panels_of_the_context_figure_stand_in_the_order_of_their_problems() -> None:
+    """Whichever have the longest lines."""
+    shape = [(64, 4096), (1, 4096), (8, 4096), (8, 8192)]
+    made = [made_record(decode(*each), FAST) for each in shape]
+    figure = plots.utilisation_by_context(made, gpu(), baseline_of=baseline_of)
+    assert [axes.get_title("left") for axes in figure.axes] == [
+        "GQA 4 d128, 1 sequence",
+        "GQA 4 d128, 8 sequences",
+        "GQA 4 d128, 64 sequences",
+    ]
+
+
+def test_panels_say_what_their_axis_counts() -> None:
+    heads = {"query_heads": 24, "kv_heads": 2, "head_size": 256, "rotary": 64}
+    rows = [
+        msgspec.structs.replace(made_record(), problem=NormRopeProblem(rows=n, **heads))
+        for n in (1, 64)
+    ]
+    made = [made_record(decode(1, 4096), FAST), *rows]
+    figure = plots.utilisation_by_context(made, gpu(), baseline_of=baseline_of)
+    assert [axes.get_xlabel() for axes in figure.axes] == ["rows", "longest context, tokens"]
+    many = [made_record(decode(n, 4096), FAST) for n in range(1, 10)]
+    shown = plots.utilisation_by_context([*rows, *many], gpu(), baseline_of=baseline_of).axes
+    assert {axes.get_xlabel() for axes in shown} == {"longest context, tokens", ""}
+
+
 def test_the_history_is_a_staircase_of_the_best_so_far() -> None:
     times = [100.0, 50.0, 70.0, 20.0, 90.0]
     made = [
@@ -247,6 +274,15 @@ def test_the_history_tells_what_the_best_was_measured_again_at() -> None:
     twice = [made_record(median_us=10.0), made_record(median_us=12.0, note="final")]
     assert "10.0 µs, measured again 12.0 µs" in words(plots.search_history(twice, gpu()))
     assert "10.0 µs" in words(plots.search_history(twice[:1], gpu()))
+
+
+def test_what_is_told_of_a_single_trial_stays_inside_its_panel() -> None:
+    once = [made_record(median_us=142_000.0), made_record(median_us=106_000.0, note="final")]
+    figure = plots.search_history([*once, *RUN], gpu())
+    FigureCanvasAgg(figure).draw()
+    for axes in figure.axes:
+        (told,) = axes.texts
+        assert axes.bbox.x0 <= told.get_window_extent().x0, told.get_text()
 
 
 def test_the_history_shows_six_problems_and_says_of_how_many() -> None:

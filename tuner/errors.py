@@ -9,6 +9,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+MOST_LISTED = 60
+"""Legal names that a message lists: all families, models and workloads, not every identity."""
+
 
 class TunerError(Exception):
     """Root of all errors of this package. `exit_code` is what the command line returns."""
@@ -33,7 +36,7 @@ class UnknownNameError(UsageError):
             str(name).lower(), lowered, n=3, cutoff=0.4
         )
         hint = f"did you mean {' or '.join(lowered[text] for text in near)}? " if near else ""
-        listed = ", ".join(texts[:20]) + (", …" if len(texts) > 20 else "")
+        listed = ", ".join(texts[:MOST_LISTED]) + (", …" if len(texts) > MOST_LISTED else "")
         super().__init__(f"unknown {kind} {str(name)!r}: {hint}legal: {listed or '(none)'}")
 
 

@@ -111,7 +111,7 @@ def _format_decode(problem: PagedDecodeProblem) -> str:
 def _shape_size(part: str) -> dict[str, Any]:
     match = re.fullmatch(r"(\d{1,10})x(\d{1,10}k?)", part.lower())
     if not match:
-        raise UsageError(f"part {part!r} is not SEQUENCESxCONTEXT, such as 8x16384")
+        raise UsageError(f"part {part!r} is not SEQUENCESxCONTEXT, such as 8x16384 or 8x16k")
     return {"sequences": int(match[1]), "context": parse_tokens(match[2])}
 
 
@@ -141,7 +141,7 @@ def parse_tokens(text: str) -> int:
     """
     match = re.fullmatch(r"(\d{1,10})(k?)", text.strip().lower())
     if not match:
-        raise UsageError(f"{text!r} is no whole number, such as 16384 or 16k")
+        raise UsageError(f"{text!r} is no whole number of up to 10 digits, such as 16384 or 16k")
     return int(match[1]) * (1024 if match[2] else 1)
 
 

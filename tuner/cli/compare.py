@@ -15,6 +15,7 @@ from tuner.cli import options
 from tuner.cli.currency import UNTOLD, Earlier
 from tuner.cli.folders import one_device
 from tuner.cli.output import microseconds, note, print_json, print_table, say
+from tuner.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,6 +69,10 @@ def compare(
     from tuner.results import side_by_side
 
     limit = None if fail_if_slower is None else _fraction(fail_if_slower)
+    if plot is not None and plot.suffix.lower() != ".png":
+        raise UsageError(
+            f"--plot {plot}: a picture is written as PNG: name a file that ends in .png"
+        )
     currency_of = functools.cache(_currency)
     chosen = [_chosen(text, out, currency_of, earlier=earlier) for text in (a, b)]
     sides = chosen[0].side, chosen[1].side
@@ -90,8 +95,6 @@ def compare(
 
 
 def _fraction(text: str) -> float:
-    from tuner.errors import UsageError
-
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
     if match is None:
         raise UsageError(f"--fail-if-slower {text!r}: write a percentage, such as 3%")
@@ -201,8 +204,13 @@ def _print(sides: tuple[Side, Side], found: SideBySide) -> None:
 
 def _told(between: float | None) -> str:
     if between is None:
-        return "nothing measured often enough to tell how single measurements vary"
-    return f"measured anew, a median varies by {100 * between:.2g} % beyond what its samples tell"
+        return "no variant was measured often enough to tell how repeated measurements differ"
+    if not between:
+        return "repeated measurements of a variant differ no more than their samples explain"
+    return (
+        f"repeated measurements of a variant differ by {100 * between:.2g} % more than their "
+        "samples explain"
+    )
 
 
 def _as_data(chosen: Sequence[_Chosen], found: SideBySide) -> dict[str, Any]:

@@ -76,8 +76,8 @@ def families(
     device: options.Device = None,
     shape: options.Shape = None,
     model: options.Model = None,
-    sequences: options.Sequences = "1",
-    context: options.Context = "4096",
+    sequences: options.Sequences = None,
+    context: options.Context = None,
     json: options.Json = False,
 ) -> None:
     """List the kernel families, or describe one.
@@ -192,8 +192,8 @@ def show(
     device: options.Device = None,
     shape: options.Shape = None,
     model: options.Model = None,
-    sequences: options.Sequences = "1",
-    context: options.Context = "4096",
+    sequences: options.Sequences = None,
+    context: options.Context = None,
     json: options.Json = False,
 ) -> None:
     """Print the GLSL of a variant, with its parameters as a header."""

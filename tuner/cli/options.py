@@ -80,21 +80,37 @@ Model = Annotated[
     typer.Option("--model", metavar="NAME", help="A model's attention geometry; repeatable."),
 ]
 Sequences = Annotated[
-    str, typer.Option("--sequences", metavar="N,…", help="With --model: sequences of a batch.")
+    str | None,
+    typer.Option(
+        "--sequences",
+        metavar="N,…",
+        help="With --model: sequences of a batch; default 1, of `tune` 1,8.",
+    ),
 ]
 Context = Annotated[
-    str, typer.Option("--context", metavar="N,…", help="With --model: context lengths in tokens.")
+    str | None,
+    typer.Option(
+        "--context",
+        metavar="N,…",
+        help="With --model: context lengths in tokens; default 4096, of `verify` 1024.",
+    ),
 ]
 Lengths = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--lengths",
         metavar="SPREAD",
-        help="With --model: equal, uniform:LO, lognormal:LO or straggler:SHORT.",
+        help="With --model: equal (the default), uniform:LO, lognormal:LO or straggler:SHORT.",
     ),
 ]
 BlockSize = Annotated[
-    int, typer.Option("--block-size", min=1, help="With --model: tokens of a cache block.")
+    int | None,
+    typer.Option(
+        "--block-size",
+        metavar="N",
+        min=1,
+        help="With --model: tokens of a cache block; default 16.",
+    ),
 ]
 Workload = Annotated[
     str | None,
@@ -119,15 +135,39 @@ def one_of(kind: str, text: str, choices: Sequence[T]) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemChoice:
-    """What the user said of the problems; nothing said means the workload `default`."""
+    """What the user said of the problems; nothing said means the workload `default`.
+
+    `sequences`, `context`, `lengths` and `block_size` are of the models; where they are None the
+    usual ones count.
+
+    Raises:
+        UsageError: one of these four without a model: it would have no effect.
+    """
 
     shapes: list[str] | None = None
     models: list[str] | None = None
-    sequences: str = "1,8"
-    context: str = "4096"
-    lengths: str = "equal"
-    block_size: int = 16
+    sequences: str | None = None
+    context: str | None = None
+    lengths: str | None = None
+    block_size: int | None = None
     workload: str | None = None
+    usual_sequences: str = "1"
+    usual_context: str = "4096"
+
+    def __post_init__(self) -> None:
+        if self.models:
+            return
+        for option, value in (
+            ("--sequences", self.sequences),
+            ("--context", self.context),
+            ("--lengths", self.lengths),
+            ("--block-size", self.block_size),
+        ):
+            if value is not None:
+                raise UsageError(
+                    f"{option} {value} goes with --model, and no model is given: name one, or say "
+                    "it in --shape or in a workload file"
+                )
 
     @property
     def said(self) -> bool:
@@ -189,14 +229,16 @@ class ProblemChoice:
     def _named(self) -> list[Problem]:
         from tuner import shapes, workloads
 
+        sequences = self.usual_sequences if self.sequences is None else self.sequences
+        context = self.usual_context if self.context is None else self.context
         found: list[Problem] = [shapes.parse_shape(text) for text in self.shapes or ()]
         for name in self.models or ():
             found += workloads.model_problems(
                 name,
-                sequences=shapes.parse_counts("--sequences", self.sequences),
-                contexts=shapes.parse_counts("--context", self.context),
-                lengths=self.lengths,
-                block_size=self.block_size,
+                sequences=shapes.parse_counts("--sequences", sequences),
+                contexts=shapes.parse_counts("--context", context),
+                lengths="equal" if self.lengths is None else self.lengths,
+                block_size=16 if self.block_size is None else self.block_size,
             )
         if self.workload not in (None, DEFAULT):
             found += workloads.load_workload(self.workload)

@@ -128,7 +128,9 @@ def status_line(status: Status | None, seconds_left: float | None, *, again: boo
     of the best is that of the finals."""
     if status is None:
         return ""
-    of = "" if status.trial_limit is None else f"/{status.trial_limit}"
+    limit = status.trial_limit
+    # Earlier runs may have tried more than this one is to.
+    of = "" if limit is None or limit < status.trials else f"/{limit}"
     best = f"best {describe_best(status.best)}" + (", measured again" if again else "")
     parts = [f"trial {status.trials}{of}", best]
     if status.failures:

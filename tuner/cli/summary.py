@@ -94,7 +94,8 @@ def print_result(ran: Ran) -> None:
             say(f"  {path}")
     warn_of_host_clock(each.best for each in result.problems if each.best)
     if written.error:
-        note(f"not exported: {written.error}")
+        what = "not exported" if written.best_config is None else "not everything was written"
+        note(f"{what}: {written.error}")
     if shortage := _shortage(result):
         note(shortage)
     if result.error:
@@ -146,7 +147,7 @@ def _variant(result: ProblemResult) -> str:
     from tuner.cli.variants import describe
 
     if result.best is None:
-        why = result.error or "no correct variant"
+        why = result.error or ("no correct variant" if result.trials else "nothing was tried yet")
         return why.removeprefix(f"{result.problem.label} ")
     return describe(result.family, result.best.values)
 

@@ -48,10 +48,10 @@ def tune(
     ] = None,
     shape: options.Shape = None,
     model: options.Model = None,
-    sequences: options.Sequences = "1,8",
-    context: options.Context = "4096",
-    lengths: options.Lengths = "equal",
-    block_size: options.BlockSize = 16,
+    sequences: options.Sequences = None,
+    context: options.Context = None,
+    lengths: options.Lengths = None,
+    block_size: options.BlockSize = None,
     workload: options.Workload = None,
     only: options.Only = None,
     trials: Annotated[
@@ -114,6 +114,7 @@ def tune(
         lengths=lengths,
         block_size=block_size,
         workload=workload,
+        usual_sequences="1,8",
     )
     allowed = _allowed(family, only or (), choice)
     settings = _settings(

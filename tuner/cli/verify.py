@@ -115,8 +115,8 @@ def verify(
     device: options.Device = None,
     shape: options.Shape = None,
     model: options.Model = None,
-    sequences: options.Sequences = "1",
-    context: options.Context = "1024",
+    sequences: options.Sequences = None,
+    context: options.Context = None,
     cache: options.Cache = None,
     in_process: options.InProcess = False,
     json: options.Json = False,
@@ -131,7 +131,13 @@ def verify(
     from tuner.cli.session import opened
 
     count, wanted = parse_count(variants), parse_only(only or ())
-    choice = options.ProblemChoice(shapes=shape, models=model, sequences=sequences, context=context)
+    choice = options.ProblemChoice(
+        shapes=shape,
+        models=model,
+        sequences=sequences,
+        context=context,
+        usual_context="1024",
+    )
     chosen, pairing = _chosen(family, choice, wanted, every=all_families)
     with ExitStack() as stack:
         open_one = partial(

@@ -106,7 +106,8 @@ def _panel(axes: Axes, outcome: Outcome, again_ns: float | None) -> None:
             best[-1],
             xytext=(-2, -3),
             textcoords="offset points",
-            ha="right",
+            # A single trial stands in the middle: left of it there is too little room.
+            ha="right" if len(numbered) > 1 else "center",
             va="top",
             size=style.SMALL_SIZE,
             color=style.BLUE,

@@ -123,7 +123,11 @@ def parameter_influence(
         note=note if shown else "",
     )
     if not shown:
-        return style.empty(figure, "no two correct trials that differ")
+        return style.empty(
+            figure,
+            "nothing to compare yet: beside the baseline, two correct variants\n"
+            "of one problem are needed that differ in a parameter",
+        )
     top = max(s for each in shown for values in each.slowdowns.values() for s in values)
     for number, each in enumerate(shown):
         axes = figure.add_subplot(lines, columns, number + 1)

@@ -28,6 +28,8 @@ PEER_LINE: dict[str, Any] = {
     "fillstyle": "none",
 }
 AXIS = "% of the device's measured read bandwidth"
+SIZE_AXES = {"context": "longest context, tokens"}
+"""What the axis of a panel is called; of other sizes than these as their field."""
 
 
 def utilisation_by_problem(
@@ -87,8 +89,12 @@ def utilisation_by_context(
     """
     source = style.source(records, device)
     panels = _panels(problems.in_order(outcomes(source.records, baseline_of=baseline_of)), peers)
-    # Those with peers to compare and the longest lines tell most; the others in their order.
-    shown = sorted(panels, key=lambda panel: (not panel.peers, -panel.contexts))[:MAX_PANELS]
+    # Those with peers to compare, contexts and the longest lines tell most.
+    chosen = sorted(
+        panels, key=lambda panel: (not panel.peers, panel.size != "context", -panel.contexts)
+    )[:MAX_PANELS]
+    shown = [panel for panel in panels if panel in chosen]
+    alike = len({panel.size for panel in shown}) == 1
     columns = min(3, max(1, len(shown)))
     lines = math.ceil(len(shown) / columns) or 1
     figure = style.new_figure(
@@ -110,8 +116,10 @@ def utilisation_by_context(
         axes.set_ylim(0, top * 1.06)
         if number % columns == 0:
             axes.set_ylabel("% of read bandwidth", size=style.SMALL_SIZE, color=style.TEXT)
-        if number + columns >= len(shown):
-            axes.set_xlabel("longest context, tokens", size=style.SMALL_SIZE, color=style.TEXT)
+        if number + columns >= len(shown) or not alike:
+            axes.set_xlabel(
+                SIZE_AXES.get(panel.size, panel.size), size=style.SMALL_SIZE, color=style.TEXT
+            )
     handles = [Line2D([], [], label=name, **look) for name, look in looks.items()]
     handles += [
         Line2D([], [], label=f"peers, {kind}", **look, **PEER_LINE)
@@ -138,9 +146,13 @@ def _draw(axes: Axes, panel: _Panel, looks: dict[str, dict[str, Any]]) -> None:
 
 
 class _Panel(NamedTuple):
-    """`lines` has (context, utilisation in %) for each strategy, by context; `peers` likewise."""
+    """`lines` has (context, utilisation in %) for each strategy, by context; `peers` likewise.
+
+    `size` is the problems' field that stands for the context: some have rows or parts instead.
+    """
 
     name: str
+    size: str
     lines: dict[str, list[tuple[int, float]]]
     peers: dict[str, list[tuple[int, float]]]
 
@@ -166,6 +178,7 @@ def _panels(listed: Sequence[Outcome], peers: Sequence[Peer]) -> list[_Panel]:
     return [
         _Panel(
             f"{key[0]}\n{key[1]}" if several else str(key[0]),
+            known[key].SIZES[-1],
             {name: sorted(line.items()) for name, line in sorted(lines.items())},
             _peers_within(peers, known[key], max(x for line in lines.values() for x in line)),
         )
