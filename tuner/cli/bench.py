@@ -40,13 +40,14 @@ def bench(
     family: Annotated[
         str | None,
         typer.Argument(
-            metavar="FAMILY", help="A kernel family; default: of each problem that of tune."
+            metavar="FAMILY",
+            help="A kernel family. Default: the one that tune takes for each problem.",
         ),
     ] = None,
     *,
     assignments: options.Set = None,
     baseline: Annotated[
-        bool, typer.Option("--baseline/--no-baseline", help="Measure the baseline, too.")
+        bool, typer.Option("--baseline/--no-baseline", help="Whether to measure the baseline, too.")
     ] = True,
     device: options.Device = None,
     shape: options.Shape = None,
@@ -61,7 +62,8 @@ def bench(
         typer.Option(
             "--measure",
             metavar="|".join(MEASURES),
-            help="A sample is one launch, or many back to back: for launches of microseconds.",
+            help="Whether a sample is one launch, or many back to back (for launches of a few "
+            "microseconds).",
         ),
     ] = "isolated",
     energy: Annotated[
@@ -73,7 +75,7 @@ def bench(
 ) -> None:
     """Time one variant beside the baseline.
 
-    Both are validated first; nothing is stored. Exit code 1 if a variant fails.
+    Both are validated first. Nothing is stored. The exit code is 1 if a variant fails.
     """
     from msgspec import structs
 

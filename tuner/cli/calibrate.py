@@ -22,12 +22,13 @@ def calibrate(
     out: options.Out = options.RESULTS,
     cache: options.Cache = None,
     in_process: options.InProcess = False,
-    plot: Annotated[bool, typer.Option("--plot", help="Draw the curves, too.")] = False,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw the bandwidth curves, too.")] = False,
     json: options.Json = False,
 ) -> None:
     """Measure and store what the device can do.
 
-    Read, write and copy bandwidth against size, the time of launches that do nothing, the sensors.
+    That is: read, write and copy bandwidth at each size, the time of an empty launch, and what its
+    sensors read.
     """
     from tuner import calibration
     from tuner.cli.session import open_store, opened, session_name, warn_of_cpu

@@ -41,8 +41,8 @@ class _Chosen:
 
 
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help=f"What B is compared with: {_SIDE}.")],
-    b: Annotated[str, typer.Argument(metavar="B", help=f"What is judged: {_SIDE}.")],
+    a: Annotated[str, typer.Argument(metavar="A", help=f"The one to compare with: {_SIDE}.")],
+    b: Annotated[str, typer.Argument(metavar="B", help=f"The one to judge: {_SIDE}.")],
     *,
     out: options.Out = options.RESULTS,
     fail_if_slower: Annotated[
@@ -54,17 +54,18 @@ def compare(
         ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the ratios, too.")
+        Path | None,
+        typer.Option("--plot", metavar="FILE.png", help="Draw the ratios into this file, too."),
     ] = None,
     earlier: Earlier = False,
     json: options.Json = False,
 ) -> None:
-    """Say of each problem whether B is faster or slower than A.
+    """Say for each problem whether B is faster or slower than A.
 
-    RESULTS is a folder or a records file, DEVICE a name below --out or, of devices without results
-    there, below its folder `published`; VARIANT is best (default), baseline, name=value,… or the
-    start of a record's identity. Needs no device. A side with records
-    of today's kernels is compared by these alone, unless an identity or --earlier says otherwise.
+    RESULTS is a folder or a records file. DEVICE is the name of a device with results below --out,
+    or else below its folder `published`. VARIANT is best (the default), baseline, name=value,… or
+    the start of a record's identity. Needs no device. Where a side has records of today's kernels,
+    only these count, unless VARIANT is an identity or --earlier is given.
     """
     from tuner.results import side_by_side
 

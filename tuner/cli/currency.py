@@ -17,8 +17,8 @@ Earlier = Annotated[
     bool,
     typer.Option(
         "--earlier",
-        help="Count records of earlier kernels, too: those whose sources, compiler or driver have "
-        "changed since.",
+        help="Use records of earlier kernels, too: their sources, compiler or driver have changed "
+        "since.",
     ),
 ]
 

@@ -21,11 +21,11 @@ def merge(
     out: options.Out = options.RESULTS,
     json: options.Json = False,
 ) -> None:
-    """Bring the records and calibrations of other folders into those below --out.
+    """Add records and calibrations from other folders to --out.
 
-    Results of one model of device come together, whichever card they are of; what is there already
-    is not brought again, and the other folders stay as they are. Needs no device. `tuner export`
-    and `tuner plot` then tell of everything.
+    Results of the same model of device go into one folder, whichever card they are from. What is
+    there already is not added again. The other folders are not changed. Needs no device. After
+    that, `tuner export` and `tuner plot` use all of it.
     """
     from tuner import results
     from tuner.errors import ResultsError

@@ -22,8 +22,8 @@ Device = Annotated[
     typer.Option(
         "--device",
         metavar="INDEX|NAME|UUID",
-        help="Device by index, part of its name, or UUID; default: discrete before integrated "
-        "before CPU.",
+        help="Index of a device, part of its name, or start of its UUID. Default: a discrete GPU, "
+        "else an integrated one, else a CPU driver.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -32,7 +32,7 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="A parameter value, on top of the nearest known-good variant; repeatable.",
+        help="Set a parameter; the others keep the values of a known-good variant. Repeatable.",
     ),
 ]
 Only = Annotated[
@@ -40,25 +40,33 @@ Only = Annotated[
     typer.Option(
         "--only",
         metavar="NAME=VALUE",
-        help="Only variants with this value; several of one name are alternatives.",
+        help="Take only variants with this value. Repeatable; values of the same parameter are "
+        "alternatives.",
     ),
 ]
 RESULTS = Path("results")
 PUBLISHED = "published"
 """In a clone, the folder of committed results in that of the user's own."""
 Out = Annotated[
-    Path, typer.Option("--out", metavar="FOLDER", help="Results folder; one folder a device in it.")
+    Path,
+    typer.Option(
+        "--out", metavar="FOLDER", help="Folder of results; each device has its own in it."
+    ),
 ]
 Cache = Annotated[
     Path | None,
-    typer.Option("--cache", metavar="FOLDER", help="Compile cache; default: in the user's cache."),
+    typer.Option(
+        "--cache",
+        metavar="FOLDER",
+        help="Folder of compiled kernels. Default: a folder in the user's cache.",
+    ),
 ]
 
 InProcess = Annotated[
     bool,
     typer.Option(
         "--in-process",
-        help="Do device work in this process: a kernel that crashes or hangs takes it down.",
+        help="Do without a worker process: a kernel that crashes or hangs then ends the command.",
     ),
 ]
 
@@ -71,20 +79,20 @@ Shape = Annotated[
     typer.Option(
         "--shape",
         metavar="SHAPE",
-        help="SEQUENCESxCONTEXT:hQUERY/KV:dHEAD[:bBLOCK][:LENGTHS], such as 8x16k:h32/8:d128, or "
-        "KIND:NAME=VALUE,…; repeatable.",
+        help="A problem: SEQUENCESxCONTEXT:hQUERY/KV:dHEAD[:bBLOCK][:LENGTHS], such as "
+        "8x16k:h32/8:d128, or KIND:NAME=VALUE,… Repeatable.",
     ),
 ]
 Model = Annotated[
     list[str] | None,
-    typer.Option("--model", metavar="NAME", help="A model's attention geometry; repeatable."),
+    typer.Option("--model", metavar="NAME", help="The attention of a model. Repeatable."),
 ]
 Sequences = Annotated[
     str | None,
     typer.Option(
         "--sequences",
         metavar="N,…",
-        help="With --model: sequences of a batch; default 1, of `tune` 1,8.",
+        help="With --model: numbers of sequences in a batch. Default: 1; for tune 1,8.",
     ),
 ]
 Context = Annotated[
@@ -92,7 +100,7 @@ Context = Annotated[
     typer.Option(
         "--context",
         metavar="N,…",
-        help="With --model: context lengths in tokens; default 4096, of `verify` 1024.",
+        help="With --model: context lengths in tokens. Default: 4096; for verify 1024.",
     ),
 ]
 Lengths = Annotated[
@@ -100,7 +108,8 @@ Lengths = Annotated[
     typer.Option(
         "--lengths",
         metavar="SPREAD",
-        help="With --model: equal (the default), uniform:LO, lognormal:LO or straggler:SHORT.",
+        help="With --model: how lengths differ in a batch: equal, uniform:LO, lognormal:LO or "
+        "straggler:SHORT. Default: equal.",
     ),
 ]
 BlockSize = Annotated[
@@ -109,12 +118,14 @@ BlockSize = Annotated[
         "--block-size",
         metavar="N",
         min=1,
-        help="With --model: tokens of a cache block; default 16.",
+        help="With --model: tokens in a cache block. Default: 16.",
     ),
 ]
 Workload = Annotated[
     str | None,
-    typer.Option("--workload", metavar="FILE|NAME", help="A TOML file, or a named workload."),
+    typer.Option(
+        "--workload", metavar="FILE|NAME", help="Problems from a TOML file, or a named workload."
+    ),
 ]
 
 

@@ -35,8 +35,8 @@ Source = Annotated[
     str | None,
     typer.Argument(
         metavar="RESULTS|DEVICE",
-        help="A folder of results, or a device with results below --out; default: every device "
-        "there.",
+        help="A folder of results, or a device with results below --out. Default: every device "
+        "below --out.",
     ),
 ]
 
@@ -52,11 +52,11 @@ def export(
     cache: options.Cache = None,
     json: options.Json = False,
 ) -> None:
-    """Write stored results in another form.
+    """Write stored results in another format.
 
-    The files go beside the results; their paths are printed. Needs no device. Of several devices,
-    one whose results cannot be written so does not hinder the others. T4 and CSV have every record;
-    best-config and Markdown, which choose, have those of today's kernels.
+    The files are written beside the results and their paths printed. Needs no device. If the
+    results of one device cannot be exported, those of the others are exported all the same. t4 and
+    csv have all records; best-config and markdown choose among those of today's kernels.
     """
     from tuner.errors import ResultsError, UsageError
 

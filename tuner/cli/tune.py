@@ -42,8 +42,8 @@ def tune(
         typer.Option(
             "--family",
             metavar="FAMILY",
-            help=f"Repeatable, or {EVERY}; default: of each problem the first that solves it of "
-            f"{', '.join(choosing.DEFAULT_FAMILIES)}.",
+            help=f"Family to tune, or {EVERY}. Repeatable. Default: for each problem the first of "
+            f"{', '.join(choosing.DEFAULT_FAMILIES)} that solves it.",
         ),
     ] = None,
     shape: options.Shape = None,
@@ -56,15 +56,21 @@ def tune(
     only: options.Only = None,
     trials: Annotated[
         int | None,
-        typer.Option("--trials", min=1, help="Variants to try in all, shared by the problems."),
+        typer.Option(
+            "--trials",
+            metavar="N",
+            min=1,
+            help="How many variants to try; the problems share them.",
+        ),
     ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(
             "--seconds",
-            help="Time to search in all, shared by the problems; the first trials of each are made "
-            f"in any case. With neither budget {GPU_SECONDS:.0f} a problem, {CPU_SECONDS:.0f} on a "
-            "CPU driver.",
+            metavar="SECONDS",
+            help="How long to search; the problems share the time. The first trials of each are "
+            "always made. Without --trials and --seconds each problem has "
+            f"{GPU_SECONDS:.0f} seconds, on a CPU driver {CPU_SECONDS:.0f}.",
         ),
     ] = None,
     sampler: Annotated[
@@ -75,14 +81,17 @@ def tune(
         typer.Option(
             "--objective",
             metavar="time|energy|both",
-            help="What to minimise; both: the front of variants that none beats in both.",
+            help="What to minimise. With both, the result is every variant that no other beats in "
+            "time and energy.",
         ),
     ] = "time",
-    seed: Annotated[int, typer.Option("--seed", help="Of the sampler.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed of the sampler.")] = 0,
     storage: Annotated[
         Path | None,
         typer.Option(
-            "--storage", metavar="FILE", help=f"Optuna journal; default: {STUDIES} in the results."
+            "--storage",
+            metavar="FILE",
+            help=f"Journal of Optuna's studies. Default: {STUDIES} in the results.",
         ),
     ] = None,
     out: options.Out = options.RESULTS,
@@ -90,18 +99,19 @@ def tune(
     retry_failed: Annotated[
         bool,
         typer.Option(
-            "--retry-failed", help="Try variants again that hung, crashed or lost the device."
+            "--retry-failed",
+            help="Try variants again that hung, crashed or lost the device in earlier runs.",
         ),
     ] = False,
     in_process: options.InProcess = False,
     json: options.Json = False,
 ) -> None:
-    """Search the fastest variant for each problem.
+    """Search for the fastest variant of each problem.
 
-    What was found is exported and plotted. A run that was stopped goes on where it was, and nothing
-    is measured twice. Ctrl-C ends the search after the trial at work, exports the best so far and
-    exits with 130; a second one quits at once, with everything measured kept. With --only, the
-    search is another one, with a budget of its own, and the baseline is measured in any case.
+    The results are exported and plotted. If a run was stopped, the same command continues it;
+    nothing is measured twice. Ctrl-C ends the search after the current trial, exports the best so
+    far, and the exit code is 130. A second Ctrl-C quits at once; all measurements are kept. A
+    search with --only has its own budget, and always measures the baseline, too.
     """
     from tuner.cli.session import opened
     from tuner.search import require_meter

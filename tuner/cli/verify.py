@@ -81,25 +81,30 @@ def verify(
         str | None,
         typer.Argument(
             metavar="FAMILY",
-            help="A kernel family; of problems that are given, by default that of tune.",
+            help="A kernel family. With --shape or --model, default: the one that tune takes for "
+            "each problem.",
         ),
     ] = None,
     *,
-    all_families: Annotated[bool, typer.Option("--all-families", help="Every family.")] = False,
+    all_families: Annotated[
+        bool, typer.Option("--all-families", help="Verify every family.")
+    ] = False,
     variants: Annotated[
         str,
         typer.Option(
             "--variants",
             metavar="N|values|pairwise|all",
-            help="N at random, all, or so few that every parameter value occurs, or every pair.",
+            help="How many variants: N at random, just enough to have every value of every "
+            "parameter, just enough to have every pair of values, or all.",
         ),
     ] = "pairwise",
     only: options.Only = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the variants chosen at random.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed of the choice.")] = 0,
     validation: Annotated[
         bool,
         typer.Option(
-            "--validation", help="Have the Khronos layer check; what it says is a failure."
+            "--validation",
+            help="Use the Khronos validation layer; every message of it is a failure.",
         ),
     ] = False,
     launch_timeout: Annotated[
@@ -108,8 +113,8 @@ def verify(
             "--launch-timeout",
             metavar="SECONDS",
             min=1,
-            help="Of one launch, in which a CPU driver compiles; default 20, on a CPU driver 90 "
-            "of the processors' time.",
+            help="How long one launch may take. Default: 20; on a CPU driver, which compiles in "
+            "the launch, 90 of processor time.",
         ),
     ] = None,
     device: options.Device = None,
@@ -123,10 +128,10 @@ def verify(
 ) -> None:
     """Check variants on the device against the oracle.
 
-    Without --shape or --model they are run on the first of the family's small geometries (workload
-    KIND-geometries), and a few of them on each of the others. With --all-families, those are left
-    out that solve none of the problems, or have a parameter that --only names but none of its
-    values, or none of these parameters. Exit code 1: an answer is wrong.
+    Without --shape or --model, the variants run on the first of the family's small geometries
+    (workload KIND-geometries), and a few of them on each of the others. --all-families leaves out
+    families that solve none of the problems or have no variant that --only allows. The exit code
+    is 1 if an answer is wrong.
     """
     from tuner.cli.session import opened
 
