@@ -103,7 +103,8 @@ def test_a_window_that_no_context_reaches_beyond_is_searched_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert chosen("Gemma-2-9B", context="4096") == ["paged_decode_q8_switched softcap"]
-    (told,) = (line for line in capsys.readouterr().err.splitlines() if "left out" in line)
+    told, why = capsys.readouterr().err.splitlines()
+    assert why.startswith("paged_decode_q8_switched is taken for 1x4096 h16/8 d256 softcap 50, ")
     assert told.startswith("1x4096 h16/8 d256 window 4096 softcap 50: left out of paged_decode_q8_")
     assert len(chosen("Gemma-2-9B", context="4097")) == 2
     assert chosen("Gemma-3-27B", context="512") == ["paged_decode_q8"]

@@ -32,23 +32,40 @@ it solves. first: each problem with the first family alone that solves it."""
 
 
 def paired(
-    families: Sequence[Family], choice: ProblemChoice, info: DeviceInfo, pairing: Pairing
+    families: Sequence[Family],
+    choice: ProblemChoice,
+    info: DeviceInfo,
+    pairing: Pairing,
+    *,
+    once: bool = False,
 ) -> list[Task]:
-    """Families with their problems. What no family solves is the last one's of its kind, whose
-    refusal says why; which default families are passed over is said.
+    """Families with their problems; `once`: no work twice.
+
+    Says which default families are passed over, and what is left out.
 
     Raises:
         UsageError: what the user named is for none of these families.
     """
+    tasks = _pairs(families, choice, info, pairing)
+    if once:
+        tasks, repeats = _without_repeats(tasks, info, across=pairing == "first")
+        if repeats:
+            note(_left_out(repeats))
+    for line in _why_taken(tasks, info) if pairing == "first" else ():
+        note(line)
+    return tasks
+
+
+def _pairs(
+    families: Sequence[Family], choice: ProblemChoice, info: DeviceInfo, pairing: Pairing
+) -> list[Task]:
+    """All tasks. What no family solves is the last one's of its kind, whose refusal says why."""
     if pairing == "asked":
         return [(family, p) for family in families for p in choice.required(family, info)]
     able = _able(families, choice, info)
     if pairing == "first":
         able = {problem: found[:1] for problem, found in able.items()}
-    tasks = [(family, p) for family in families for p, found in able.items() if family in found]
-    for line in _why_taken(tasks, info) if pairing == "first" else ():
-        note(line)
-    return tasks
+    return [(family, p) for family in families for p, found in able.items() if family in found]
 
 
 def _able(
@@ -87,7 +104,7 @@ def _why_taken(tasks: Iterable[Task], info: DeviceInfo) -> list[str]:
         ):
             found.setdefault((family.name, why), []).append(problem)
     return [
-        f"{name} is taken for {labels(problems)}, since {why}"
+        f"{name} is taken for {_labels(problems)}, since {why}"
         for (name, why), problems in found.items()
     ]
 
@@ -107,7 +124,7 @@ def _passed_over(family: Family, problem: Problem, info: DeviceInfo) -> str | No
     return why
 
 
-def without_repeats(
+def _without_repeats(
     tasks: Sequence[Task], info: DeviceInfo, *, across: bool
 ) -> tuple[list[Task], list[Task]]:
     """The tasks, and apart from them those that are the work of one of them.
@@ -125,7 +142,16 @@ def without_repeats(
     return [task for task in tasks if task not in repeats], repeats
 
 
-def labels(problems: Iterable[Problem]) -> str:
+def _left_out(repeats: Sequence[Task]) -> str:
+    of = ", ".join(dict.fromkeys(family.name for family, _ in repeats))
+    return (
+        f"{_labels(problem for _, problem in repeats)}: left out of {of}, for no context reaches "
+        "beyond the window, so that the same problem without it is the same work, and that is "
+        "searched"
+    )
+
+
+def _labels(problems: Iterable[Problem]) -> str:
     """Each problem by its label, the first few of many."""
     found = list(dict.fromkeys(problem.label for problem in problems))
     more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""

@@ -179,7 +179,7 @@ def _tasks(
     info: DeviceInfo,
 ) -> list[Task]:
     """What to tune: the allowed families with their problems, no work twice. Where no `names` were
-    given, each problem has one family. Says what is not as the user may expect.
+    given, each problem has one family.
 
     Raises:
         UsageError: what the user named is for none of these families.
@@ -190,16 +190,7 @@ def _tasks(
     pairing: choosing.Pairing = "asked" if names else "first"
     if EVERY in (names or ()):
         pairing = "every"
-    tasks = choosing.paired(families, choice, info, pairing)
-    tasks, repeats = choosing.without_repeats(tasks, info, across=not names)
-    if repeats:
-        problems = choosing.labels(problem for _, problem in repeats)
-        of = ", ".join(dict.fromkeys(family.name for family, _ in repeats))
-        note(
-            f"{problems}: left out of {of}, for no context reaches beyond the window, so that the "
-            "same problem without it is the same work, and that is searched"
-        )
-    return tasks
+    return choosing.paired(families, choice, info, pairing, once=True)
 
 
 def _by_size(
