@@ -8,8 +8,6 @@ the chain's buffers. Steps that have nothing to do are not launched.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from tuner.kernels import q8_parts
 from tuner.kernels.attn_partials_q8 import arithmetic
 from tuner.kernels.base import (
@@ -31,16 +29,12 @@ from tuner.kernels.qsa_passes import BINDINGS, PUSH_FIELDS, attend_values, passe
 from tuner.kernels.qsa_rule import dispatch_rule
 from tuner.kernels.qsa_steps import (
     ATTEND,
-    ATTENDS,
     BASELINE,
     COMBINE,
-    COMBINES,
     LIGHT,
     LIGHT_STEPS,
     SCORE,
-    SCORES,
     SELECT,
-    SELECTS,
     Made,
     Step,
 )
@@ -67,27 +61,29 @@ PARAMETERS = (
     ),
     Parameter(
         name="light_steps",
-        values=tuple(LIGHT),
+        values=LIGHT,
         help="appends, block keys, queries, norm and rope: as upstream has them, or in registers",
     ),
-    Parameter(name="score", values=tuple(SCORES), help="scores of index blocks"),
-    Parameter(name="select", values=tuple(SELECTS), help="the best blocks of each row"),
-    Parameter(name="attend", values=tuple(ATTENDS), help="partial attention"),
+    Parameter(name="score", values=tuple(SCORE.variants), help="scores of index blocks"),
+    Parameter(name="select", values=tuple(SELECT.variants), help="the best blocks of each row"),
+    Parameter(name="attend", values=tuple(ATTEND.variants), help="partial attention"),
     Parameter(
         name="split",
         values=SPLITS,
         help="into how many parts a row's tokens are dealt out, see attn_partials_q8",
         used=lambda values: values["attend"] != BASELINE,
     ),
-    Parameter(name="combine", values=tuple(COMBINES), help="join of the parts, and the gate"),
+    Parameter(
+        name="combine", values=tuple(COMBINE.variants), help="join of the parts, and the gate"
+    ),
 )
 
 
-def _checked(choices: Mapping[str, Made], step: Step, name: str) -> Constraint:
+def _checked(step: Step, name: str) -> Constraint:
     """A rule: what is chosen for a step must be legal in the step's family."""
 
     def check(c: Candidate) -> str | None:
-        return _why_not(c, step, choices[c[name]], name)
+        return _why_not(c, step, step.variants[c[name]], name)
 
     return Constraint(needs=("subgroup_size", name), check=check)
 
@@ -102,8 +98,8 @@ def _check_light(c: Candidate) -> str | None:
     needed = dict(LIGHT_STEPS)
     if c.problem.budget == 0:
         needed = {name: LIGHT_STEPS[name] for name in ("norm_rope", "kv_append")}
-    chosen = LIGHT[c["light_steps"]]
-    found = (_why_not(c, step, chosen[name], name) for name, step in needed.items())
+    chosen = c["light_steps"]
+    found = (_why_not(c, step, step.variants[chosen], name) for name, step in needed.items())
     return next((reason for reason in found if reason), None)
 
 
@@ -140,10 +136,10 @@ CONSTRAINTS = (
     Constraint(needs=("schedule", "light_steps"), check=_check_schedule),
     Constraint(needs=("score", "select"), check=_check_dense),
     Constraint(needs=("subgroup_size", "light_steps"), check=_check_light),
-    _checked(SCORES, SCORE, "score"),
-    _checked(SELECTS, SELECT, "select"),
+    _checked(SCORE, "score"),
+    _checked(SELECT, "select"),
     Constraint(needs=("subgroup_size", "attend", "split"), check=_check_attend),
-    _checked(COMBINES, COMBINE, "combine"),
+    _checked(COMBINE, "combine"),
     Constraint(
         needs=("subgroup_size", "light_steps", "score", "select", "attend"), check=_check_size
     ),
@@ -152,7 +148,7 @@ CONSTRAINTS = (
 
 def _arithmetic(values: Values) -> ArithmeticClass:
     """That of the attention: the other steps are all of float32's class."""
-    made = ATTENDS[str(values["attend"])]
+    made = ATTEND.variants[str(values["attend"])]
     geometry = QsaStepProblem(context=1)
     return arithmetic(ATTEND.values(made(int(values["subgroup_size"]), geometry)))
 
@@ -166,7 +162,7 @@ def _scratch_bytes(c: Candidate) -> dict[str, int]:
     parts = q8_parts.parts(ATTEND.candidate(attend_values(c), c.problem, c.device))
     heads = c.problem.rows * c.problem.query_heads
     select = SELECT.candidate(
-        SELECTS[c["select"]](c["subgroup_size"], c.problem), c.problem, c.device
+        SELECT.variants[c["select"]](c["subgroup_size"], c.problem), c.problem, c.device
     )
     own = {"partials": 4 * heads * parts * (c.problem.head_size + 2)}
     return SELECT.family.scratch_bytes(select) | own

@@ -14,16 +14,12 @@ from tuner.kernels.attn_partials_q8 import VISIBLE
 from tuner.kernels.base import Binding, Candidate, Pass, PushField, Value
 from tuner.kernels.qsa_steps import (
     ATTEND,
-    ATTENDS,
     BASELINE,
     COMBINE,
-    COMBINES,
-    LIGHT,
     LIGHT_STEPS,
     SCORE,
-    SCORES,
     SELECT,
-    SELECTS,
+    STEPS,
     Made,
     Step,
 )
@@ -44,10 +40,9 @@ ROLES: Mapping[str, BufferRole] = {
 
 def _bindings() -> tuple[Binding, ...]:
     """Every view that any step needs, once; views of one buffer share a number."""
-    steps = (*LIGHT_STEPS.values(), SCORE, SELECT, ATTEND, COMBINE)
     views = {
         binding.name: replace(binding, role=_role(binding))
-        for step in steps
+        for step in STEPS
         for binding in step.family.bindings
     }
     buffers = list(dict.fromkeys(view.buffer for view in views.values()))
@@ -61,8 +56,7 @@ def _role(binding: Binding) -> BufferRole:
 
 
 def _push_fields() -> tuple[PushField, ...]:
-    steps = (*LIGHT_STEPS.values(), SCORE, SELECT, ATTEND, COMBINE)
-    fields = {field.name: field for step in steps for field in step.family.push_fields}
+    fields = {field.name: field for step in STEPS for field in step.family.push_fields}
     return tuple(fields.values())
 
 
@@ -78,7 +72,7 @@ _STEP_BINDINGS = {
         replace(view, number=_NUMBERS[view.buffer])
         for view in (*step.family.bindings, *_MORE_VIEWS.get(step.family.name, ()))
     )
-    for step in (*LIGHT_STEPS.values(), SCORE, SELECT, ATTEND, COMBINE)
+    for step in STEPS
 }
 """What each step declares: its own views only, in the roles that they have in its family, so that a
 compiler knows what the step only reads."""
@@ -87,7 +81,7 @@ PUSH_FIELDS = _push_fields()
 
 def attend_values(c: Candidate) -> Mapping[str, Value]:
     """What is chosen for the attention, with the chain's split."""
-    made = ATTENDS[c["attend"]](c["subgroup_size"], c.problem)
+    made = ATTEND.variants[c["attend"]](c["subgroup_size"], c.problem)
     return made if c["attend"] == BASELINE else {**made, "split": c["split"]}
 
 
@@ -117,10 +111,10 @@ def _own(known: Mapping[str, int | float]) -> dict[str, int | float]:
 def _stretches(c: Candidate) -> Iterator[tuple[Pass, ...]]:
     """Passes between which there may be no barrier; each stretch needs those before it."""
     problem: QsaStepProblem = c.problem
-    light = LIGHT[c["light_steps"]]
 
     def of(name: str) -> tuple[Pass, ...]:
-        return _taken(c, LIGHT_STEPS[name], light[name])
+        step = LIGHT_STEPS[name]
+        return _taken(c, step, step.variants[c["light_steps"]])
 
     fresh = c["schedule"] == "fresh"
     keys = of("append") if problem.budget else ()
@@ -134,13 +128,13 @@ def _stretches(c: Candidate) -> Iterator[tuple[Pass, ...]]:
         yield (*blocks, *append)
         append = ()
     if problem.selects:
-        yield (*_taken(c, SCORE, SCORES[c["score"]]), *append)
-        for each in _taken(c, SELECT, SELECTS[c["select"]]):
+        yield (*_taken(c, SCORE, SCORE.variants[c["score"]]), *append)
+        for each in _taken(c, SELECT, SELECT.variants[c["select"]]):
             yield (each,)
     elif append:
         yield append
     yield _taken(c, ATTEND, lambda _size, _problem: attend_values(c))
-    yield _taken(c, COMBINE, COMBINES[c["combine"]])
+    yield _taken(c, COMBINE, COMBINE.variants[c["combine"]])
 
 
 def _taken(c: Candidate, step: Step, made: Made) -> tuple[Pass, ...]:
@@ -175,12 +169,11 @@ def named(step: Step, passes: Mapping[str, T]) -> dict[str, T]:
 
 def chosen(c: Candidate) -> Iterator[tuple[Step, Made]]:
     """All steps with what is chosen for them."""
-    light = LIGHT[c["light_steps"]]
-    yield from ((step, light[name]) for name, step in LIGHT_STEPS.items())
-    yield SCORE, SCORES[c["score"]]
-    yield SELECT, SELECTS[c["select"]]
+    yield from ((step, step.variants[c["light_steps"]]) for step in LIGHT_STEPS.values())
+    yield SCORE, SCORE.variants[c["score"]]
+    yield SELECT, SELECT.variants[c["select"]]
     yield ATTEND, lambda _size, _problem: attend_values(c)
-    yield COMBINE, COMBINES[c["combine"]]
+    yield COMBINE, COMBINE.variants[c["combine"]]
 
 
 def _selected(problem: QsaStepProblem) -> Literal["by row"] | bool:

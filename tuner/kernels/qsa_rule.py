@@ -9,11 +9,11 @@ from tuner.expressions import renamed
 from tuner.kernels import indexer, q8_operands, q8_parts
 from tuner.kernels.base import Candidate, DispatchRule, Terms
 from tuner.kernels.qsa_passes import attend_values, chosen, named, passes
-from tuner.kernels.qsa_steps import ATTEND, KV_APPEND, Step
+from tuner.kernels.qsa_steps import ATTEND, LIGHT_STEPS, Step
 from tuner.planar import SCALE_OFFSET
 from tuner.problems import QsaStepProblem
 
-STEP_NAMES = {KV_APPEND.family.name: {"context": "base_pos"}}
+STEP_NAMES = {LIGHT_STEPS["kv_append"].family.name: {"context": "base_pos"}}
 """What a step's own rule calls otherwise than the chain's does."""
 
 

@@ -32,10 +32,11 @@ BASELINE = "baseline"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step: its family, and its problem within a chain's."""
+    """One step: its family, its problem within a chain's, and the variants to choose from."""
 
     family: Family
     problem: Callable[[QsaStepProblem], Problem]
+    variants: Mapping[str, Made]
 
     def values(self, made: Mapping[str, Value]) -> Values:
         """A variant of the family: these parameters, all others neutral."""
@@ -47,17 +48,6 @@ class Step:
     ) -> Candidate:
         """The variant on the step's own problem."""
         return Candidate(self.values(made), self.problem(problem), device)
-
-
-APPEND = Step(family=INDEX_APPEND, problem=lambda p: p.indexer)
-BLOCKS = Step(family=INDEX_BLOCKS, problem=lambda p: p.indexer)
-QUERY = Step(family=INDEX_Q, problem=lambda p: p.indexer)
-SCORE = Step(family=INDEX_SCORE, problem=lambda p: p.indexer)
-SELECT = Step(family=INDEX_SELECT, problem=lambda p: p.indexer)
-NORM_ROPE = Step(family=QK_NORM_ROPE, problem=lambda p: p.norm_rope)
-KV_APPEND = Step(family=KV_APPEND_Q8, problem=lambda p: p.append)
-ATTEND = Step(family=ATTN_PARTIALS_Q8, problem=lambda p: p.attention)
-COMBINE = Step(family=GATED_COMBINE, problem=lambda p: p.combine(1))
 
 
 def _lanes(size: int, dims: int) -> int:
@@ -98,23 +88,21 @@ def _appended(size: int, _problem: QsaStepProblem) -> Mapping[str, Value]:
     return {"strategy": "teams", "subgroup_size": size, "subgroups": 1, "lanes": 8, "halves": 1}
 
 
-LIGHT: Mapping[str, Mapping[str, Made]] = {
-    BASELINE: dict.fromkeys(("append", "blocks", "query", "norm_rope", "kv_append"), _baseline),
-    "registers": {
-        "append": _packed,
-        "blocks": _vector,
-        "query": _vector,
-        "norm_rope": _normed,
-        "kv_append": _appended,
-    },
-}
-"""The steps that move little, chosen together."""
+LIGHT = (BASELINE, "registers")
+"""The variants of steps that move little, which are chosen together."""
+
+
+def _light(family: Family, problem: Callable[[QsaStepProblem], Problem], registers: Made) -> Step:
+    made = dict(zip(LIGHT, (_baseline, registers), strict=True))
+    return Step(family=family, problem=problem, variants=made)
+
+
 LIGHT_STEPS = {
-    "append": APPEND,
-    "blocks": BLOCKS,
-    "query": QUERY,
-    "norm_rope": NORM_ROPE,
-    "kv_append": KV_APPEND,
+    "append": _light(INDEX_APPEND, lambda p: p.indexer, _packed),
+    "blocks": _light(INDEX_BLOCKS, lambda p: p.indexer, _vector),
+    "query": _light(INDEX_Q, lambda p: p.indexer, _vector),
+    "norm_rope": _light(QK_NORM_ROPE, lambda p: p.norm_rope, _normed),
+    "kv_append": _light(KV_APPEND_Q8, lambda p: p.append, _appended),
 }
 
 
@@ -144,15 +132,19 @@ def _score_matrix(rows: int) -> Made:
     return made
 
 
-SCORES: Mapping[str, Made] = {
-    BASELINE: _baseline,
-    "lanes4": _score_lanes(1, 4, 2),
-    "lanes8": _score_lanes(1, 8, 4),
-    "lanes16": _score_lanes(1, 16, 4),
-    "lanes8_rows": _score_lanes(4, 8, 2),
-    "matrix": _score_matrix(1),
-    "matrix_rows": _score_matrix(4),
-}
+SCORE = Step(
+    family=INDEX_SCORE,
+    problem=lambda p: p.indexer,
+    variants={
+        BASELINE: _baseline,
+        "lanes4": _score_lanes(1, 4, 2),
+        "lanes8": _score_lanes(1, 8, 4),
+        "lanes16": _score_lanes(1, 16, 4),
+        "lanes8_rows": _score_lanes(4, 8, 2),
+        "matrix": _score_matrix(1),
+        "matrix_rows": _score_matrix(4),
+    },
+)
 """All of them as exact as float32: the lists that come of the scores are held to be equal."""
 
 
@@ -189,14 +181,18 @@ def _in_parts(parts: int, threads: int) -> Made:
     return made
 
 
-SELECTS: Mapping[str, Made] = {
-    BASELINE: _baseline,
-    "workgroup": _in_workgroup(1024, 32),
-    "workgroup_short": _in_workgroup(1024, 8),
-    "workgroup_half": _in_workgroup(512, 64),
-    "parts16": _in_parts(16, 512),
-    "parts64": _in_parts(64, 256),
-}
+SELECT = Step(
+    family=INDEX_SELECT,
+    problem=lambda p: p.indexer,
+    variants={
+        BASELINE: _baseline,
+        "workgroup": _in_workgroup(1024, 32),
+        "workgroup_short": _in_workgroup(1024, 8),
+        "workgroup_half": _in_workgroup(512, 64),
+        "parts16": _in_parts(16, 512),
+        "parts64": _in_parts(64, 256),
+    },
+)
 
 
 def _attend(strategy: str, subgroups: int, unroll: int, lanes: int, staging: str) -> Made:
@@ -246,20 +242,24 @@ def _attend_matrix(subgroups: int, exchange: str, *, sliced: bool) -> Made:
     return made
 
 
-ATTENDS: Mapping[str, Made] = {
-    BASELINE: _baseline,
-    "f32": _attend("scalar_f32", 4, 2, 16, "registers"),
-    "f32_wide": _attend("scalar_f32", 8, 2, 16, "registers"),
-    "f32_staged": _attend("scalar_f32", 4, 2, 16, "shared"),
-    "f16": _attend("packed_f16", 4, 4, 16, "registers"),
-    "f16_wide": _attend("packed_f16", 8, 4, 16, "registers"),
-    "int_dot": _attend("int_dot", 4, 4, 16, "registers"),
-    "int_dot_wide": _attend("int_dot", 8, 4, 16, "registers"),
-    "matrix": _attend_matrix(8, "convert", sliced=False),
-    "matrix_shared": _attend_matrix(8, "shared", sliced=False),
-    "matrix_few": _attend_matrix(4, "shared", sliced=False),
-    "matrix_sliced": _attend_matrix(8, "shared", sliced=True),
-}
+ATTEND = Step(
+    family=ATTN_PARTIALS_Q8,
+    problem=lambda p: p.attention,
+    variants={
+        BASELINE: _baseline,
+        "f32": _attend("scalar_f32", 4, 2, 16, "registers"),
+        "f32_wide": _attend("scalar_f32", 8, 2, 16, "registers"),
+        "f32_staged": _attend("scalar_f32", 4, 2, 16, "shared"),
+        "f16": _attend("packed_f16", 4, 4, 16, "registers"),
+        "f16_wide": _attend("packed_f16", 8, 4, 16, "registers"),
+        "int_dot": _attend("int_dot", 4, 4, 16, "registers"),
+        "int_dot_wide": _attend("int_dot", 8, 4, 16, "registers"),
+        "matrix": _attend_matrix(8, "convert", sliced=False),
+        "matrix_shared": _attend_matrix(8, "shared", sliced=False),
+        "matrix_few": _attend_matrix(4, "shared", sliced=False),
+        "matrix_sliced": _attend_matrix(8, "shared", sliced=True),
+    },
+)
 
 
 def _joined(dims: int, groups: int, slices: int) -> Made:
@@ -271,9 +271,15 @@ def _joined(dims: int, groups: int, slices: int) -> Made:
     }
 
 
-COMBINES: Mapping[str, Made] = {
-    BASELINE: _baseline,
-    "slices8": _joined(2, 1, 4),
-    "groups4": _joined(2, 4, 8),
-    "groups4_slices16": _joined(2, 4, 16),
-}
+COMBINE = Step(
+    family=GATED_COMBINE,
+    problem=lambda p: p.combine(1),
+    variants={
+        BASELINE: _baseline,
+        "slices8": _joined(2, 1, 4),
+        "groups4": _joined(2, 4, 8),
+        "groups4_slices16": _joined(2, 4, 16),
+    },
+)
+STEPS = (*LIGHT_STEPS.values(), SCORE, SELECT, ATTEND, COMBINE)
+"""All of them; bindings are numbered in this order."""
