@@ -14,8 +14,9 @@ from tests.golden_vectors import Golden, load, names
 from tuner.errors import UsageError
 from tuner.evaluate import ResidentCases
 from tuner.kernels.base import Family, Operands
-from tuner.kernels.cache_write import CACHE_WRITE_F32, CACHE_WRITE_Q8
+from tuner.kernels.cache_write_f32 import CACHE_WRITE_F32
 from tuner.kernels.cache_write_operands import f32_operands, q8_operands
+from tuner.kernels.cache_write_q8 import CACHE_WRITE_Q8
 from tuner.kernels.paged_decode_q8 import PAGED_DECODE_Q8
 from tuner.oracle import judge
 from tuner.oracle.rounding import codes_near_boundaries

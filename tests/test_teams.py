@@ -15,7 +15,8 @@ from tuner.device_info import DeviceInfo
 from tuner.evaluate import render_passes
 from tuner.export.chosen import published
 from tuner.kernels.base import Candidate, Family
-from tuner.kernels.cache_write import CACHE_WRITE_F32, CACHE_WRITE_Q8
+from tuner.kernels.cache_write_f32 import CACHE_WRITE_F32
+from tuner.kernels.cache_write_q8 import CACHE_WRITE_Q8
 from tuner.kernels.kv_append import KV_APPEND_Q8
 from tuner.kernels.norm_rope import QK_NORM_ROPE
 from tuner.kernels.space import legal, pairwise, reasons

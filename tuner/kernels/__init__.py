@@ -5,7 +5,8 @@ from __future__ import annotations
 from tuner.errors import UnknownNameError
 from tuner.kernels.attn_partials_q8 import ATTN_PARTIALS_Q8, ATTN_PARTIALS_SELECTED_Q8
 from tuner.kernels.base import Family, Values
-from tuner.kernels.cache_write import CACHE_WRITE_F32, CACHE_WRITE_Q8
+from tuner.kernels.cache_write_f32 import CACHE_WRITE_F32
+from tuner.kernels.cache_write_q8 import CACHE_WRITE_Q8
 from tuner.kernels.gated_combine import GATED_COMBINE
 from tuner.kernels.index_append import INDEX_APPEND
 from tuner.kernels.index_blocks import INDEX_BLOCKS

@@ -75,13 +75,7 @@ def tune(
             missing, or the objective a meter.
         ResultsError: records or studies cannot be kept; what was kept so far is intact.
     """
-    if not tasks:
-        raise UsageError("nothing to tune: give at least one problem")
-    if settings.trials is not None and settings.trials < len(tasks):
-        raise UsageError(
-            f"trials is {settings.trials} for {len(tasks)} problems, which share them: give "
-            f"{len(tasks)} or more, or fewer problems"
-        )
+    _require_trials(tasks, settings)
     require_meter(runner, settings.objective)
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -117,6 +111,21 @@ def tune(
         seconds_over=run.shares.over,
         error=lost,
     )
+
+
+def _require_trials(tasks: Sequence[Task], settings: Settings) -> None:
+    """Do nothing if there is a task, and a trial for each.
+
+    Raises:
+        UsageError: there is not.
+    """
+    if not tasks:
+        raise UsageError("nothing to tune: give at least one problem")
+    if settings.trials is not None and settings.trials < len(tasks):
+        raise UsageError(
+            f"trials is {settings.trials} for {len(tasks)} problems, which share them: give "
+            f"{len(tasks)} or more, or fewer problems"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
