@@ -18,7 +18,8 @@ ONE = Pick(count=1)
 
 def chosen(asked: str | None, *models: str, every: bool = False) -> list[tuple[str, list[str]]]:
     """Families and the labels of the problems that they are verified on."""
-    choice = options.ProblemChoice(models=list(models) or None, sequences="1", context="64")
+    context = "64" if models else None
+    choice = options.ProblemChoice(models=list(models), context=context)
     families, pairing = verify._chosen(asked, choice, {}, every=every)
     found = verify._with_problems(families, choice, gpu(), pairing)
     return [
