@@ -7,13 +7,11 @@ Vulkan 1.3 without an optimiser, which is the driver's job.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import importlib.metadata
 import importlib.util
 import logging
-import os
 import re
 import shutil
 import subprocess
@@ -25,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from tuner._kept_files import keep, read_kept
 from tuner.errors import CompileError, UsageError
 from tuner.templates import Rendered
 
@@ -208,7 +207,7 @@ def _started(path: str, options: tuple[str, ...]) -> _Process:
 
 
 class _DiskCache:
-    """One file an entry: header, SHA-256 of the SPIR-V, the SPIR-V; what fails a check is none."""
+    """SPIR-V by keys, a file each; what cannot be read whole is not there."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -218,33 +217,14 @@ class _DiskCache:
         return self._folder / key[:2] / key[2:]
 
     def get(self, key: str) -> bytes | None:
-        try:
-            raw = self._path(key).read_bytes()
-        except OSError:
-            return None
-        body = len(ENTRY_HEADER) + hashlib.sha256().digest_size
-        digest, spirv = raw[len(ENTRY_HEADER) : body], raw[body:]
-        sound = (
-            raw.startswith(ENTRY_HEADER)
-            and spirv.startswith(SPIRV_MAGIC)
-            and hashlib.sha256(spirv).digest() == digest
-        )
-        return spirv if sound else None
+        return read_kept(self._path(key), ENTRY_HEADER)
 
     def put(self, key: str, spirv: bytes) -> None:
-        """Write under another name, then rename: a reader sees all of an entry or none."""
         path = self._path(key)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(ENTRY_HEADER + hashlib.sha256(spirv).digest() + spirv)
-            temporary.replace(path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            if not self._reported.is_set():
-                self._reported.set()
-                _log.warning("cannot cache kernels in %s, compiling afresh: %s", path.parent, error)
+        error = keep(path, ENTRY_HEADER, spirv)
+        if error is not None and not self._reported.is_set():
+            self._reported.set()
+            _log.warning("cannot cache kernels in %s, compiling afresh: %s", path.parent, error)
 
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)

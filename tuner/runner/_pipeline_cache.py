@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner import _vk
+from tuner._kept_files import keep, read_kept
 from tuner.device import Device
-from tuner.runner._kept_files import keep, read_kept
 
 _HEADER = b"kvtune pipelines 1\n"
 

@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 
 from tuner import templates
+from tuner._kept_files import keep, read_kept
 from tuner.compile import Compiler
 from tuner.device_info import DeviceInfo, Fragment, MatrixLayout, MatrixShape
-from tuner.runner._kept_files import keep, read_kept
 from tuner.runner.protocol import Array, Job, JobPass, OutputSpec, Runner
 
 TEMPLATE = "matrix_probe.comp.jinja"

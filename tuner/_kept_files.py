@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import threading
 from pathlib import Path
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -21,13 +22,18 @@ def read_kept(path: Path, header: bytes) -> bytes | None:
     return data if raw[:start] == header + hashlib.sha256(data).digest() else None
 
 
-def keep(path: Path, header: bytes, data: bytes) -> None:
-    """Replace the file, if the folder can be written to: that it cannot is no reason to fail."""
-    part = path.with_suffix(f".{os.getpid()}.part")
+def keep(path: Path, header: bytes, data: bytes) -> OSError | None:
+    """Replace the file, from any thread or process: a reader sees all of it or none.
+
+    Returns why it could not be written, which is no reason to fail.
+    """
+    part = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part.write_bytes(header + hashlib.sha256(data).digest() + data)
         part.replace(path)
-    except OSError:
+    except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
+        return error
+    return None
