@@ -8,6 +8,7 @@ from __future__ import annotations
 from tuner.device_info import MatrixLayout
 from tuner.kernels import attention_lanes as lanes
 from tuner.kernels import attention_matrix_lanes as matrix_lanes
+from tuner.kernels import limits
 from tuner.kernels.attention_chunks import CHUNK_BYTES, chunks, vectors
 from tuner.kernels.base import Candidate, Constraint
 from tuner.kernels.matrix_decode import SHAPES
@@ -200,10 +201,7 @@ def _check_matrix_registers(c: Candidate) -> str | None:
 def _check_shared_memory(c: Candidate) -> str | None:
     if c["strategy"] == "baseline":
         return None
-    needed, limit = _shared_bytes(c), c.device.max_shared_memory_bytes
-    if needed > limit:
-        return f"needs {needed} bytes of shared memory, the device has {limit}"
-    return None
+    return limits.shared_memory_reason(c.device, _shared_bytes(c))
 
 
 _THREADS = ("strategy", "subgroup_size", "subgroups")

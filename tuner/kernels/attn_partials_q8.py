@@ -24,6 +24,7 @@ from tuner.kernels.base import (
 )
 from tuner.kernels.matrix_units import by_matrix
 from tuner.kernels.q8_operands import make_operands, scalars_of, timing_bytes, validation_cases
+from tuner.kernels.subgroups import tuned
 from tuner.oracle.q8_decode import partials_reference, sampled_partials_reference
 from tuner.planar import SCALE_OFFSET
 from tuner.problems import Q8DecodeProblem, Q8SelectedProblem
@@ -99,7 +100,7 @@ def _bytes_moved(problem: Q8DecodeProblem) -> int:
 
 def _validated_as(c: Candidate, _case: ValidationCase) -> Values:
     """The same kernel, with a few parts of several chunks each."""
-    return {**c.values, "split": VALIDATED_SPLIT} if q8_parts.tuned(c.values) else c.values
+    return {**c.values, "split": VALIDATED_SPLIT} if tuned(c.values) else c.values
 
 
 def _dispatch(c: Candidate) -> DispatchRule:

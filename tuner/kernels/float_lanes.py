@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from tuner.kernels import limits
 from tuner.kernels.base import Candidate, Constraint, Parameter, Values
 from tuner.kernels.float_operands import CacheFormat
 from tuner.kernels.subgroups import head_slices_reason
@@ -172,10 +173,9 @@ def constants(c: Candidate, cache: CacheFormat) -> dict[str, object]:
 def _check_features(c: Candidate) -> str | None:
     if c["strategy"] == "packed_f16" and not c.device.float16:
         return "packed_f16 needs 16-bit float arithmetic (shaderFloat16)"
-    missing = {"basic", "shuffle", "vote"} - set(c.device.subgroup_operations)
-    if by_lanes(c.values) and missing:
-        return f"the device has no subgroup operations of kind {', '.join(sorted(missing))}"
-    return None
+    if not by_lanes(c.values):
+        return None
+    return limits.operations_reason(c.device, ("basic", "shuffle", "vote"))
 
 
 def _check_packets(c: Candidate, cache: CacheFormat) -> str | None:
@@ -254,10 +254,7 @@ def _check_registers(c: Candidate, cache: CacheFormat) -> str | None:
 def _check_shared_memory(c: Candidate) -> str | None:
     if not by_lanes(c.values):
         return None
-    needed, limit = shared_bytes(c), c.device.max_shared_memory_bytes
-    if needed > limit:
-        return f"needs {needed} bytes of shared memory, the device has {limit}"
-    return None
+    return limits.shared_memory_reason(c.device, shared_bytes(c))
 
 
 def _check_head_slices(c: Candidate) -> str | None:

@@ -18,6 +18,7 @@ import functools
 from dataclasses import dataclass
 
 from tuner.device_info import MatrixLayout
+from tuner.kernels import limits
 from tuner.kernels.base import Candidate, Constraint, Parameter, Values
 from tuner.kernels.fragments import Axis, operand_axes
 from tuner.kernels.matrix_units import (
@@ -332,12 +333,7 @@ def _check_shared_memory(c: Candidate) -> str | None:
         weights = 0
     merge = 4 * c["subgroups"] * _merged_heads(c) * (c.problem.value_size + 2)
     needed = heads * (2 * c.problem.head_size + 4) + weights + merge
-    if needed > c.device.max_shared_memory_bytes:
-        return (
-            f"needs {needed} bytes of shared memory, the device has "
-            f"{c.device.max_shared_memory_bytes}"
-        )
-    return None
+    return limits.shared_memory_reason(c.device, needed)
 
 
 _SHAPE = ("strategy", "subgroup_size", "matrix_shape")

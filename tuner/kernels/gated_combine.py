@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tuner.kernels import limits
 from tuner.kernels.base import (
     Binding,
     Candidate,
@@ -13,19 +14,14 @@ from tuner.kernels.base import (
     Parameter,
     Pass,
     PushField,
-    Values,
 )
 from tuner.kernels.q8_operands import combine_bytes, combine_cases, make_combine_operands
 from tuner.kernels.q8_parts import MAX_PARTS
+from tuner.kernels.subgroups import tuned
 from tuner.oracle.q8_decode import combine_reference, sampled_combine_reference
 from tuner.problems import GatedCombineProblem
 
 BASELINE_THREADS = 256
-
-
-def _tuned(values: Values) -> bool:
-    return values["strategy"] != "baseline"
-
 
 PARAMETERS = (
     Parameter(
@@ -34,18 +30,18 @@ PARAMETERS = (
         help="baseline: one workgroup of 256 per query head, each thread walks all parts. shared: "
         "the parts' factors once in shared memory, parts dealt out to slices",
     ),
-    Parameter(name="combine_dims", values=(2, 4, 8), help="dimensions of one thread", used=_tuned),
+    Parameter(name="combine_dims", values=(2, 4, 8), help="dimensions of one thread", used=tuned),
     Parameter(
         name="combine_groups",
         values=(1, 2, 4, 8),
         help="workgroups that share the dimensions of a head",
-        used=_tuned,
+        used=tuned,
     ),
     Parameter(
         name="combine_slices",
         values=(1, 2, 4, 8, 16, 32),
         help="slices of a workgroup to which the parts are dealt out",
-        used=_tuned,
+        used=tuned,
     ),
 )
 
@@ -61,19 +57,15 @@ def _check_head_size(c: Candidate) -> str | None:
 
 
 def _check_device(c: Candidate) -> str | None:
-    problem, limits = c.problem, c.device.max_workgroup_count
-    if problem.rows > limits[1]:
-        return f"{problem.rows} rows, the device allows {limits[1]} workgroups in y"
-    groups = problem.query_heads * (c["combine_groups"] if _tuned(c.values) else 1)
-    if groups > limits[0]:
-        return f"{groups} workgroups in x, the device allows {limits[0]}"
-    if _tuned(c.values) and problem.parts > MAX_PARTS:
+    problem: GatedCombineProblem = c.problem
+    if tuned(c.values) and problem.parts > MAX_PARTS:
         return f"{problem.parts} parts, the shared factors have room for {MAX_PARTS}"
-    return None
+    groups = c["combine_groups"] if tuned(c.values) else 1
+    return limits.groups_reason(c.device, (problem.query_heads * groups, problem.rows))
 
 
 def _check_dims(c: Candidate) -> str | None:
-    if not _tuned(c.values):
+    if not tuned(c.values):
         return None
     share = c["combine_dims"] * c["combine_groups"]
     if c.problem.head_size % share:
@@ -85,22 +77,16 @@ def _check_dims(c: Candidate) -> str | None:
 
 
 def _check_threads(c: Candidate) -> str | None:
-    limit = min(c.device.max_workgroup_invocations, c.device.max_workgroup_size[0])
-    threads = BASELINE_THREADS if not _tuned(c.values) else _columns(c) * c["combine_slices"]
-    if threads > limit:
-        return f"{threads} threads a workgroup, the device allows {limit}"
-    return None
+    threads = _columns(c) * c["combine_slices"] if tuned(c.values) else BASELINE_THREADS
+    return limits.threads_reason(c.device, threads)
 
 
 def _check_shared_memory(c: Candidate) -> str | None:
-    if not _tuned(c.values):
+    if not tuned(c.values):
         return None
     threads = _columns(c) * c["combine_slices"]
     sums = threads * c["combine_dims"] if c["combine_slices"] > 1 else 0
-    needed, limit = 4 * (MAX_PARTS + threads + sums), c.device.max_shared_memory_bytes
-    if needed > limit:
-        return f"needs {needed} bytes of shared memory, the device has {limit}"
-    return None
+    return limits.shared_memory_reason(c.device, 4 * (MAX_PARTS + threads + sums))
 
 
 _SHAPE = ("strategy", "combine_dims", "combine_groups")
@@ -128,13 +114,13 @@ PUSH_FIELDS = (
 
 def combine_pass(c: Candidate, push: Mapping[str, int | float]) -> Pass:
     """The one pass of the family."""
-    groups = int(c["combine_groups"]) if _tuned(c.values) else 1
+    groups = int(c["combine_groups"]) if tuned(c.values) else 1
     shape: dict[str, object] = {
         "head_size": c.problem.head_size,
         "combine": c["strategy"],
         "threads": BASELINE_THREADS,
     }
-    if _tuned(c.values):
+    if tuned(c.values):
         threads = _columns(c) * c["combine_slices"]
         shape |= {
             **{f"combine_{name}": c[f"combine_{name}"] for name in ("dims", "groups", "slices")},
@@ -177,12 +163,12 @@ def _bytes_moved(problem: GatedCombineProblem) -> int:
 
 
 def _dispatch(c: Candidate) -> DispatchRule:
-    groups = int(c["combine_groups"]) if _tuned(c.values) else 1
+    groups = int(c["combine_groups"]) if tuned(c.values) else 1
     return DispatchRule(
         policy="none",
         groups={"combine": (f"query_heads * {groups}", "rows", "1")},
         push={"max_parts": "parts", "num_parts": "parts"},
-        at_most={"parts": MAX_PARTS} if _tuned(c.values) else {},
+        at_most={"parts": MAX_PARTS} if tuned(c.values) else {},
         text=f"workgroups for each query head of each row: {groups}",
     )
 

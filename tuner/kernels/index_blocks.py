@@ -54,7 +54,7 @@ def _check_buffers(c: Candidate) -> str | None:
 
 
 def _check_groups(c: Candidate) -> str | None:
-    return limits.groups_reason(c.device, (vector_norm.groups_rule(_blocks(c.problem), c),))
+    return limits.groups_reason(c.device, (vector_norm.workgroups(c, _blocks(c.problem)),))
 
 
 CONSTRAINTS = (

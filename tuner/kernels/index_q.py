@@ -35,7 +35,7 @@ def _heads(problem: IndexerStepProblem) -> int:
 
 
 def _check_groups(c: Candidate) -> str | None:
-    return limits.groups_reason(c.device, (vector_norm.groups_rule(_heads(c.problem), c),))
+    return limits.groups_reason(c.device, (vector_norm.workgroups(c, _heads(c.problem)),))
 
 
 CONSTRAINTS = (

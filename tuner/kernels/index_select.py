@@ -56,12 +56,7 @@ PARAMETERS = (
         "passes, and the last one selects",
     ),
     subgroups.SIZE,
-    Parameter(
-        name="subgroups",
-        values=(4, 8, 16, 32),
-        help="subgroups per workgroup",
-        used=subgroups.tuned,
-    ),
+    subgroups.per_workgroup(4, 8, 16, 32),
     Parameter(
         name="digit_bits",
         values=(9, 11),
@@ -97,8 +92,8 @@ PARAMETERS = (
 
 def _threads(c: Candidate) -> int:
     if c["strategy"] == "baseline":
-        limits = c.device.max_workgroup_invocations, c.device.max_workgroup_size[0]
-        return min(BASELINE_THREADS, *limits)
+        device = c.device
+        return min(BASELINE_THREADS, device.max_workgroup_invocations, device.max_workgroup_size[0])
     return int(c["subgroups"] * c["subgroup_size"])
 
 
@@ -140,10 +135,7 @@ def _check_shared_memory(c: Candidate) -> str | None:
     else:
         words = 2 ** int(c["digit_bits"]) + c["subgroups"] + 2 * c["listed"] + c.problem.kept_blocks
         needed = 4 * int(words + SHARED_WORDS)
-    limit = c.device.max_shared_memory_bytes
-    return (
-        f"needs {needed} bytes of shared memory, the device has {limit}" if needed > limit else None
-    )
+    return limits.shared_memory_reason(c.device, needed)
 
 
 def _check_rows(c: Candidate) -> str | None:

@@ -5,6 +5,7 @@ Geometry and constraints of the strategies scalar_f32, packed_f16 and int_dot.
 
 from __future__ import annotations
 
+from tuner.kernels import limits
 from tuner.kernels.base import Candidate, Constraint, Values
 from tuner.kernels.subgroups import head_slices_reason
 
@@ -151,10 +152,7 @@ def _check_load_words(c: Candidate) -> str | None:
 def _check_shared_memory(c: Candidate) -> str | None:
     if not by_lanes(c.values):
         return None
-    needed, limit = 4 * shared_words(c), c.device.max_shared_memory_bytes
-    if needed > limit:
-        return f"needs {needed} bytes of shared memory, the device has {limit}"
-    return None
+    return limits.shared_memory_reason(c.device, 4 * shared_words(c))
 
 
 PORTABLE: tuple[Values, ...] = tuple(

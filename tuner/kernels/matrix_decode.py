@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 
 from tuner.device_info import Fragment, MatrixLayout
+from tuner.kernels import limits
 from tuner.kernels.base import Candidate, Constraint, Values
 from tuner.kernels.fragments import FragmentPlan, fragment_plan
 from tuner.kernels.index_maps import index_map
@@ -230,12 +231,7 @@ def _check_shared_memory(c: Candidate) -> str | None:
     statistics = 8 * heads * c["subgroups"]
     queries = heads * (2 * c.problem.head_size + 4)
     needed = 4 * c["subgroups"] * _region_words(c) + weights + queries + statistics + 32
-    if needed > c.device.max_shared_memory_bytes:
-        return (
-            f"needs {needed} bytes of shared memory, the device has "
-            f"{c.device.max_shared_memory_bytes}"
-        )
-    return None
+    return limits.shared_memory_reason(c.device, needed)
 
 
 _BASE = ("layout", "strategy", "subgroup_size", "matrix_shape")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from tuner.device_info import DeviceInfo, Fragment, MatrixLayout
 from tuner.kernels.base import Candidate, Parameter, Values
+from tuner.kernels.limits import operations_reason
 
 
 def by_matrix(values: Values) -> bool:
@@ -72,10 +73,7 @@ def features_reason(device: DeviceInfo) -> str | None:
     """What a device lacks for matrices of 16-bit floats and a softmax between them, if anything."""
     if not (device.cooperative_matrix and device.float16 and device.vulkan_memory_model):
         return "matrix needs KHR cooperative matrices, 16-bit floats and Vulkan's memory model"
-    missing = {"basic", "shuffle", "vote", "arithmetic"} - set(device.subgroup_operations)
-    if missing:
-        return f"the device has no subgroup operations of kind {', '.join(sorted(missing))}"
-    return None
+    return operations_reason(device, ("basic", "shuffle", "vote", "arithmetic"))
 
 
 def layout_reason(c: Candidate) -> str | None:

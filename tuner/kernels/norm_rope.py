@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from tuner.kernels import teams
+from tuner.kernels import limits, teams
 from tuner.kernels.base import (
     Binding,
     Candidate,
@@ -82,11 +82,10 @@ def _check_registers(c: Candidate) -> str | None:
 
 
 def _check_shared_memory(c: Candidate) -> str | None:
+    if tuned(c.values):
+        return None
     needed = 4 * (BASELINE_TEAMS * c.problem.head_size + teams.BASELINE_THREADS)
-    limit = c.device.max_shared_memory_bytes
-    if not tuned(c.values) and needed > limit:
-        return f"needs {needed} bytes of shared memory, the device has {limit}"
-    return None
+    return limits.shared_memory_reason(c.device, needed)
 
 
 def _check_grid(c: Candidate) -> str | None:

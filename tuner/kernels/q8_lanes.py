@@ -6,6 +6,7 @@ choice of this geometry.
 
 from __future__ import annotations
 
+from tuner.kernels import limits
 from tuner.kernels.base import Candidate, Constraint, Parameter, Values
 from tuner.kernels.lane_decode import (
     MAX_LANE_WORDS,
@@ -13,7 +14,8 @@ from tuner.kernels.lane_decode import (
     STRATEGIES,
     lanes_reason,
 )
-from tuner.kernels.q8_parts import CHUNK, UPSTREAM_LANES, heads_per_slice, subgroup_size, tuned
+from tuner.kernels.q8_parts import CHUNK, UPSTREAM_LANES, heads_per_slice, subgroup_size
+from tuner.kernels.subgroups import tuned
 
 MAX_PACKED_WORDS = 64
 """Words times heads in one unrolled step of packed arithmetic, which takes compilers longest."""
@@ -146,9 +148,8 @@ def constants(c: Candidate) -> dict[str, object]:
 
 
 def _check_features(c: Candidate) -> str | None:
-    missing = {"basic", "shuffle"} - set(c.device.subgroup_operations)
-    if missing:
-        return f"the device has no subgroup operations of kind {', '.join(sorted(missing))}"
+    if reason := limits.operations_reason(c.device, ("basic", "shuffle")):
+        return reason
     if c["strategy"] == "packed_f16" and not c.device.float16:
         return "packed_f16 needs 16-bit float arithmetic (shaderFloat16)"
     if c["strategy"] == "int_dot" and not c.device.integer_dot_product:
@@ -198,10 +199,7 @@ def _check_shared_memory(c: Candidate) -> str | None:
         return None
     scales = 8 * c["tile_tokens"] * head_scales(c) if staged(c.values) else 0
     statistics = 8 * c["subgroups"] * heads_per_slice(c) if merges(c) else 0
-    needed, limit = 16 * pool_quads(c) + scales + statistics, c.device.max_shared_memory_bytes
-    if needed > limit:
-        return f"needs {needed} bytes of shared memory, the device has {limit}"
-    return None
+    return limits.shared_memory_reason(c.device, 16 * pool_quads(c) + scales + statistics)
 
 
 _SLICES = ("strategy", "subgroups", "head_slices")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 
 from tuner.device_info import MatrixLayout
+from tuner.kernels import limits
 from tuner.kernels.base import Candidate, Constraint, Parameter, Values
 from tuner.kernels.fragments import WORD_CODES, FragmentPlan, fragment_plan, operand_axes
 from tuner.kernels.index_maps import index_map
@@ -293,10 +294,7 @@ def shared_bytes(c: Candidate) -> int:
 def _check_shared_memory(c: Candidate) -> str | None:
     if _plan(c) is None:
         return None
-    needed, limit = shared_bytes(c), c.device.max_shared_memory_bytes
-    if needed > limit:
-        return f"needs {needed} bytes of shared memory, the device has {limit}"
-    return None
+    return limits.shared_memory_reason(c.device, shared_bytes(c))
 
 
 _SHAPE = ("strategy", "subgroup_size", "matrix_shape")

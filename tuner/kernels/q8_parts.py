@@ -6,10 +6,10 @@ heads may be dealt out to slices of its subgroups.
 
 from __future__ import annotations
 
-from tuner.kernels import limits
-from tuner.kernels.base import Candidate, Constraint, Parameter, PushField, Values
+from tuner.kernels import limits, subgroups
+from tuner.kernels.base import Candidate, Constraint, Parameter, PushField
 from tuner.kernels.q8_operands import max_parts
-from tuner.kernels.subgroups import head_slices_reason
+from tuner.kernels.subgroups import head_slices_reason, tuned
 
 CHUNK = 32
 """Tokens that are dealt out to the parts in turn."""
@@ -37,11 +37,6 @@ POLICIES = (
 )
 
 
-def tuned(values: Values) -> bool:
-    """Whether the strategy is any but the baseline."""
-    return values["strategy"] != "baseline"
-
-
 PARAMETERS = (
     Parameter(
         name="strategy",
@@ -50,15 +45,8 @@ PARAMETERS = (
         "token. The others share KV in a workgroup and compute in f32, in packed f16, with the "
         "integer dot product for QK, or on matrix units",
     ),
-    Parameter(
-        name="subgroup_size",
-        values=(8, 16, 32, 64),
-        help="lanes of a subgroup that the kernel is built for",
-        used=tuned,
-    ),
-    Parameter(
-        name="subgroups", values=(1, 2, 4, 6, 8, 12), help="subgroups per workgroup", used=tuned
-    ),
+    subgroups.SIZE,
+    subgroups.per_workgroup(1, 2, 4, 6, 8, 12),
     Parameter(
         name="head_slices",
         values=SLICES,
@@ -138,11 +126,8 @@ def _check_head_size(c: Candidate) -> str | None:
     return None
 
 
-def _check_rows(c: Candidate) -> str | None:
-    groups, limit = c.problem.rows, c.device.max_workgroup_count[2]
-    if groups > limit:
-        return f"{groups} rows, the device allows {limit} workgroups in z"
-    return None
+def _check_groups(c: Candidate) -> str | None:
+    return limits.groups_reason(c.device, (1, c.problem.kv_heads, c.problem.rows))
 
 
 def _check_subgroup_size(c: Candidate) -> str | None:
@@ -171,7 +156,7 @@ def _check_split(c: Candidate) -> str | None:
 
 CONSTRAINTS = (
     Constraint(needs=("strategy",), check=_check_head_size),
-    Constraint(needs=("strategy",), check=_check_rows),
+    Constraint(needs=("strategy",), check=_check_groups),
     Constraint(needs=("strategy", "subgroup_size"), check=_check_subgroup_size),
     Constraint(needs=("strategy", "subgroup_size", "subgroups"), check=_check_workgroup),
     Constraint(needs=("strategy", "subgroups", "head_slices"), check=_check_head_slices),

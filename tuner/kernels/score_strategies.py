@@ -36,12 +36,7 @@ PARAMETERS = (
         "lanes share a key's 16-byte pieces; matrix: cooperative matrices of keys and queries",
     ),
     subgroups.SIZE,
-    Parameter(
-        name="subgroups",
-        values=(1, 2, 4, 8),
-        help="subgroups per workgroup",
-        used=subgroups.tuned,
-    ),
+    subgroups.per_workgroup(1, 2, 4, 8),
     Parameter(
         name="row_tile",
         values=(1, 2, 4),
@@ -162,9 +157,9 @@ def _check_features(c: Candidate) -> str | None:
 def _check_threads(c: Candidate) -> str | None:
     if c["strategy"] == "baseline":
         needed = 4 * c.problem.index_heads * c.problem.index_dim
-        if needed > c.device.max_shared_memory_bytes:
-            return f"needs {needed} bytes of shared memory for the queries of a row"
-        return limits.threads_reason(c.device, BASELINE_THREADS)
+        return limits.shared_memory_reason(
+            c.device, needed, " for the queries of a row"
+        ) or limits.threads_reason(c.device, BASELINE_THREADS)
     return limits.threads_reason(c.device, c["subgroups"] * c["subgroup_size"])
 
 
@@ -220,10 +215,7 @@ def _check_shared_queries(c: Candidate) -> str | None:
         return None
     size = 2 if c["strategy"] == "packed_f16" else 4
     needed = _vectors(c) * (c.problem.index_dim * size + 4)
-    if needed > c.device.max_shared_memory_bytes:
-        limit = c.device.max_shared_memory_bytes
-        return f"needs {needed} bytes of shared memory for queries, the device has {limit}"
-    return None
+    return limits.shared_memory_reason(c.device, needed, " for queries")
 
 
 def _check_shape(c: Candidate) -> str | None:
@@ -252,10 +244,7 @@ def _check_shape(c: Candidate) -> str | None:
     dots = 4 * c["subgroups"] * m * (columns * n + 1)
     keys = 2 * c["subgroups"] * c["unroll"] * m * (c.problem.index_dim + PIECE)
     needed = queries + dots + (keys if c["key_in"] == "shared" else 0)
-    limit = c.device.max_shared_memory_bytes
-    return (
-        f"needs {needed} bytes of shared memory, the device has {limit}" if needed > limit else None
-    )
+    return limits.shared_memory_reason(c.device, needed)
 
 
 _TILE = ("strategy", "subgroup_size", "subgroups", "row_tile", "unroll", "tiles", "lanes")

@@ -17,12 +17,7 @@ STRATEGY = Parameter(
     help="baseline: a workgroup for each vector, a thread for each dimension, sums through shared "
     "memory; lanes: some lanes of a subgroup for each vector, all in registers",
 )
-SUBGROUPS = Parameter(
-    name="subgroups",
-    values=(1, 2, 4, 8),
-    help="subgroups per workgroup",
-    used=subgroups.tuned,
-)
+SUBGROUPS = subgroups.per_workgroup(1, 2, 4, 8)
 LANES = Parameter(
     name="lanes",
     values=(1, 2, 4, 8, 16, 32, 64),
@@ -80,7 +75,7 @@ CONSTRAINTS = (
 )
 
 
-def groups_rule(count: int, c: Candidate) -> int:
+def workgroups(c: Candidate, count: int) -> int:
     """Workgroups for so many vectors."""
     return -(-count // vectors(c))
 
@@ -91,7 +86,7 @@ def vector_pass(c: Candidate, name: str, count: int, scalars: Mapping[str, int |
         name=name,
         constants=indexer.constants(c.problem),
         push=indexer.push(scalars),
-        groups=(groups_rule(count, c), 1, 1),
+        groups=(workgroups(c, count), 1, 1),
         subgroup_size=subgroups.required_size(c),
     )
 
