@@ -21,6 +21,7 @@ from tuner.kernels.base import (
     Pass,
     ValidationCase,
     Values,
+    push_values,
 )
 from tuner.kernels.matrix_units import by_matrix
 from tuner.kernels.q8_operands import make_operands, scalars_of, timing_bytes, validation_cases
@@ -77,7 +78,7 @@ def attend_pass(
 
 
 def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...]:
-    push = {f.name: scalars[f.name] for f in q8_parts.PUSH_FIELDS if f.name in scalars}
+    push = push_values(q8_parts.PUSH_FIELDS, scalars)
     selected = isinstance(c.problem, Q8SelectedProblem)
     return (attend_pass(c, push, selected=selected),)
 
@@ -178,7 +179,6 @@ def _family(name: str, summary: str, problem_type: type[Q8DecodeProblem]) -> Fam
         portable=PORTABLE,
         arithmetic=arithmetic,
         passes=_passes,
-        scratch_bytes=lambda _candidate: {},
         operands=make_operands,
         reference=partials_reference,
         sampled_reference=sampled_partials_reference,

@@ -6,7 +6,7 @@ plain data and pure functions: Vulkan is not needed to enumerate a space, render
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.device_info import DeviceInfo
+from tuner.errors import UnknownNameError
 from tuner.problems import Problem
 from tuner.records import BufferRole
 
@@ -104,6 +105,13 @@ class PushField:
 
     name: str
     type: Literal["uint", "int", "float"]
+
+
+def push_values(
+    fields: Iterable[PushField], scalars: Mapping[str, int | float]
+) -> dict[str, int | float]:
+    """Values of the fields that bear the name of a scalar; a pass adds those of the others."""
+    return {each.name: scalars[each.name] for each in fields if each.name in scalars}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,8 +224,6 @@ class Family:
     arithmetic: Callable[[Values], ArithmeticClass]
     passes: Callable[[Candidate, Mapping[str, int | float]], tuple[Pass, ...]]
     """The launches of a candidate, in order, given the operands' scalars."""
-    scratch_bytes: Callable[[Candidate], dict[str, int]]
-    """Bytes the candidate needs of each scratch and counter buffer (at least 4)."""
     operands: Callable[[Any, str, int], Operands]
     """Operands for (problem, kind of inputs, seed); the same arguments give the same arrays."""
     reference: Callable[[Operands], Reference]
@@ -230,6 +236,8 @@ class Family:
     operand_bytes: Callable[[Any], int]
     """Bytes of the operands of kind "timing", inputs and outputs, without making these: often far
     more than a launch reads."""
+    scratch_bytes: Callable[[Candidate], dict[str, int]] = lambda _candidate: {}
+    """Bytes the candidate needs of each scratch and counter buffer (at least 4)."""
     dispatch: Callable[[Candidate], DispatchRule] | None = None
     """How a candidate is launched on other sizes, for exports; None: only as it was measured."""
     portable: tuple[Values, ...] = ()
@@ -269,8 +277,6 @@ class Family:
         Raises:
             UnknownNameError: the family has none.
         """
-        from tuner.errors import UnknownNameError
-
         for parameter in self.parameters:
             if parameter.name == name:
                 return parameter

@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from tuner.kernels import decode_switches as switches
 from tuner.kernels import lane_decode as lanes
 from tuner.kernels import matrix_decode as matrix
-from tuner.kernels.base import Candidate, DispatchRule, Pass, PushField, ValidationCase, Values
+from tuner.kernels.base import (
+    Candidate,
+    DispatchRule,
+    Pass,
+    PushField,
+    ValidationCase,
+    Values,
+    push_values,
+)
 from tuner.kernels.decode_scalars import SHARED_FIELDS, SHARED_PUSH
 from tuner.kernels.matrix_units import by_matrix
 from tuner.kernels.splits import (
@@ -85,7 +93,7 @@ def passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...]
     problem: PagedDecodeProblem = c.problem
     plan, groups = split_of(c), workgroup_counts(c)
     fields = SWITCHED_PUSH_FIELDS if problem.switched else PUSH_FIELDS
-    push = {field.name: scalars[field.name] for field in fields if field.name in scalars}
+    push = push_values(fields, scalars)
     push |= {"num_splits": plan.parts, "tokens_per_split": plan.tokens}
     shape = {
         "head_size": problem.head_size,

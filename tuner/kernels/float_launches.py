@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from tuner.kernels import decode_switches as switches
 from tuner.kernels import float_lanes as lanes
 from tuner.kernels import float_matrix as matrix
-from tuner.kernels.base import Candidate, DispatchRule, Pass, ValidationCase, Values
+from tuner.kernels.base import (
+    Candidate,
+    DispatchRule,
+    Pass,
+    ValidationCase,
+    Values,
+    push_values,
+)
 from tuner.kernels.decode_scalars import SHARED_FIELDS, SHARED_PUSH
 from tuner.kernels.float_operands import CacheFormat
 from tuner.kernels.matrix_units import by_matrix
@@ -73,7 +80,7 @@ def passes(
     """The launches of a candidate; see `Family.passes`."""
     problem: PagedDecodeProblem = c.problem
     plan = plan_of(c)
-    push = {field.name: scalars[field.name] for field in PUSH_FIELDS if field.name in scalars}
+    push = push_values(PUSH_FIELDS, scalars)
     push |= {"num_splits": plan.parts, "tokens_per_split": plan.tokens}
     shape: dict[str, object] = {
         "cache": cache.name,

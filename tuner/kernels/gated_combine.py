@@ -14,6 +14,7 @@ from tuner.kernels.base import (
     Parameter,
     Pass,
     PushField,
+    push_values,
 )
 from tuner.kernels.q8_operands import combine_bytes, combine_cases, make_combine_operands
 from tuner.kernels.q8_parts import MAX_PARTS
@@ -143,7 +144,7 @@ def _halvings(threads: int) -> tuple[int, ...]:
 
 
 def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...]:
-    push = {field.name: scalars[field.name] for field in PUSH_FIELDS if field.name in scalars}
+    push = push_values(PUSH_FIELDS, scalars)
     return (combine_pass(c, push),)
 
 
@@ -203,7 +204,6 @@ GATED_COMBINE = Family(
     ),
     arithmetic=lambda _values: "f32",
     passes=_passes,
-    scratch_bytes=lambda _candidate: {},
     operands=make_combine_operands,
     reference=combine_reference,
     sampled_reference=sampled_combine_reference,

@@ -163,7 +163,6 @@ INDEX_APPEND = Family(
     ),
     arithmetic=lambda _values: "f32",
     passes=lambda c, scalars: (append_pass(c, scalars),),
-    scratch_bytes=lambda _c: {},
     operands=make_operands,
     reference=append_reference,
     sampled_reference=sampled_append_reference,

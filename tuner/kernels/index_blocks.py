@@ -155,7 +155,6 @@ INDEX_BLOCKS = Family(
     portable=vector_norm.PORTABLE,
     arithmetic=lambda _values: "f32",
     passes=lambda c, scalars: (blocks_pass(c, scalars),),
-    scratch_bytes=lambda _c: {},
     operands=make_operands,
     reference=blocks_reference,
     sampled_reference=sampled_blocks_reference,

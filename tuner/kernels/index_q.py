@@ -115,7 +115,6 @@ INDEX_Q = Family(
     portable=vector_norm.PORTABLE,
     arithmetic=lambda _values: "f32",
     passes=lambda c, scalars: (query_pass(c, scalars),),
-    scratch_bytes=lambda _c: {},
     operands=make_operands,
     reference=query_reference,
     sampled_reference=sampled_query_reference,

@@ -202,7 +202,6 @@ INDEX_SCORE = Family(
     portable=PORTABLE,
     arithmetic=arithmetic,
     passes=lambda c, scalars: (score_pass(c, scalars),),
-    scratch_bytes=lambda _c: {},
     operands=make_operands,
     reference=score_reference,
     sampled_reference=sampled_score_reference,

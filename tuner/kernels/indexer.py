@@ -19,7 +19,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tuner.kernels.base import Binding, DispatchRule, PushField
+from tuner.kernels.base import (
+    Binding,
+    DispatchRule,
+    PushField,
+    push_values,
+)
 from tuner.problems import IndexerStepProblem
 
 BINDINGS: Mapping[str, Binding] = {
@@ -85,7 +90,7 @@ def scalars(problem: IndexerStepProblem) -> dict[str, int | float]:
 
 def push(known: Mapping[str, int | float]) -> dict[str, int | float]:
     """Values of `PUSH_FIELDS`, as far as `known` has them."""
-    return {field.name: known[field.name] for field in PUSH_FIELDS if field.name in known}
+    return push_values(PUSH_FIELDS, known)
 
 
 TERMS = (

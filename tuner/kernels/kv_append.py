@@ -22,6 +22,7 @@ from tuner.kernels.base import (
     Pass,
     PushField,
     ValidationCase,
+    push_values,
 )
 from tuner.kernels.input_kinds import generator_of
 from tuner.kernels.subgroups import required_size, tuned
@@ -103,7 +104,7 @@ def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...
         Pass(
             name="append",
             constants={"groups": c.problem.groups, **more},
-            push={f.name: scalars[f.name] for f in PUSH_FIELDS if f.name in scalars},
+            push=push_values(PUSH_FIELDS, scalars),
             groups=teams.linear_grid(_workgroups(c), c.device),
             subgroup_size=required_size(c),
         ),
@@ -255,7 +256,6 @@ KV_APPEND_Q8 = Family(
     ),
     arithmetic=lambda _values: "f32",
     passes=_passes,
-    scratch_bytes=lambda _candidate: {},
     operands=make_operands,
     reference=kv_append_reference,
     sampled_reference=sampled_kv_append_reference,

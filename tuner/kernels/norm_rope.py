@@ -23,6 +23,7 @@ from tuner.kernels.base import (
     Pass,
     PushField,
     ValidationCase,
+    push_values,
 )
 from tuner.kernels.indexer_operands import rope_table, table_bytes
 from tuner.kernels.input_kinds import generator_of
@@ -123,7 +124,7 @@ PUSH_FIELDS = (PushField(name="rows", type="uint"), PushField(name="epsilon", ty
 
 def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...]:
     problem: NormRopeProblem = c.problem
-    push = {field.name: scalars[field.name] for field in PUSH_FIELDS if field.name in scalars}
+    push = push_values(PUSH_FIELDS, scalars)
     baseline = not tuned(c.values)
     per_group = BASELINE_TEAMS if baseline else teams.teams(c)
     apart = ("query", 0, problem.query_heads), ("key", problem.query_heads, problem.kv_heads)
@@ -282,7 +283,6 @@ QK_NORM_ROPE = Family(
     ),
     arithmetic=lambda _values: "f32",
     passes=_passes,
-    scratch_bytes=lambda _candidate: {},
     operands=make_operands,
     reference=norm_rope_reference,
     sampled_reference=sampled_norm_rope_reference,

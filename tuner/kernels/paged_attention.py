@@ -30,6 +30,7 @@ from tuner.kernels.base import (
     PushField,
     ValidationCase,
     Values,
+    push_values,
 )
 from tuner.kernels.splits import (
     CUT,
@@ -146,7 +147,7 @@ def _passes(c: Candidate, given: Mapping[str, int | float]) -> tuple[Pass, ...]:
     problem: PagedAttentionProblem = c.problem
     baseline = c["strategy"] == "baseline"
     plan = SplitPlan(1, max(1, problem.context)) if baseline else _plan(c)
-    push = {field.name: given[field.name] for field in PUSH_FIELDS if field.name in given}
+    push = push_values(PUSH_FIELDS, given)
     push |= {
         "num_splits": plan.parts,
         "tokens_per_split": plan.tokens,
