@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.toy_family import TOY, ToyCompiler, toy_device, toy_problem, toy_render, toy_runner
-from tuner.evaluate import FINAL, REFERENCE, Evaluator, Session
+from tuner.evaluate import Evaluator, Session
 from tuner.kernels.base import Values
 from tuner.kernels.space import legal
 from tuner.problems import Problem
-from tuner.records import Record
+from tuner.records import FINAL, REFERENCE, Record
 from tuner.results import Store
 from tuner.runner._deadlines import Deadlines
 from tuner.runner.protocol import MeasurePlan, Runner

@@ -27,9 +27,8 @@ from tuner.cli.calibrate import sensors
 from tuner.cli.session import Opened
 from tuner.compile import Compiler
 from tuner.errors import ResultsError, UsageError
-from tuner.evaluate import FINAL, REFERENCE
 from tuner.export import markdown
-from tuner.records import Energy, Observation, Record
+from tuner.records import FINAL, REFERENCE, Energy, Observation, Record
 from tuner.results import Store, outcomes
 from tuner.runner.fake import FakeRunner
 from tuner.search import ProblemResult, RunResult, Status

@@ -20,11 +20,11 @@ from tests.toy_export import BASE, FAST, export, toy_record
 from tests.toy_family import TOY, ToyCompiler, toy_device, toy_problem, toy_render, toy_runner
 from tuner import plots
 from tuner.errors import UsageError
-from tuner.evaluate import FINAL, REFERENCE, Session
+from tuner.evaluate import Session
 from tuner.evaluate.timings import timing_fields
 from tuner.kernels.base import Parameter, Values
 from tuner.kernels.space import legal
-from tuner.records import ClockState, Energy, Observation, Record
+from tuner.records import FINAL, REFERENCE, ClockState, Energy, Observation, Record
 from tuner.results import Store
 from tuner.results.front import front
 from tuner.runner.fake import Workload

@@ -28,7 +28,8 @@ from tuner.errors import (
     VulkanError,
     WorkerDiedError,
 )
-from tuner.evaluate import FINAL, Evaluator, TrialLostDeviceError, measure_again
+from tuner.evaluate import Evaluator, TrialLostDeviceError, measure_again
+from tuner.records import FINAL
 from tuner.runner.fake import Call, Workload
 from tuner.runner.protocol import Job
 

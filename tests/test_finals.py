@@ -13,18 +13,10 @@ import pytest
 from tests.made_records import made_record
 from tests.toy_family import TOY, ToyCompiler, toy_problem, toy_render, toy_runner
 from tuner.errors import UsageError, VulkanError
-from tuner.evaluate import (
-    FINAL,
-    REFERENCE,
-    Evaluator,
-    PreparedTrial,
-    Session,
-    measure_again,
-    time_again,
-)
+from tuner.evaluate import Evaluator, PreparedTrial, Session, measure_again, time_again
 from tuner.kernels.base import Values
 from tuner.kernels.space import canonical
-from tuner.records import PassStatistics, Record
+from tuner.records import FINAL, REFERENCE, PassStatistics, Record
 from tuner.results import latest, outcomes
 from tuner.runner.fake import Call, FakeRunner, Workload
 from tuner.runner.protocol import Job, MeasurePlan

@@ -31,9 +31,8 @@ from tests.isolated_runs import (
     tune_toy,
 )
 from tests.toy_family import TOY
-from tuner.evaluate import FINAL
 from tuner.kernels.space import canonical
-from tuner.records import State
+from tuner.records import FINAL, State
 from tuner.results import Store
 from tuner.runner.worker import WorkerRunner
 from tuner.search import Silent

@@ -14,8 +14,8 @@ from tests.toy_family import TOY, ToyCompiler, toy_device, toy_render, toy_runne
 from tests.toy_search import BASELINE, PLAN, PROBLEM, Records
 from tuner.device_info import DeviceInfo
 from tuner.errors import VulkanError
-from tuner.evaluate import FINAL, REFERENCE, Session
-from tuner.records import Record
+from tuner.evaluate import Session
+from tuner.records import FINAL, REFERENCE, Record
 from tuner.runner.fake import Call, Workload
 from tuner.runner.protocol import Job
 from tuner.search import RunResult, Settings, tune

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.made_records import BASELINE, decode, gpu, made_record, made_run, software
+from tuner.records import FINAL
 from tuner.results import Store, outcomes, outcomes_to_frame, row, to_frame
 from tuner.results.frame import rows
-from tuner.results.outcomes import FINAL, declared_baseline, interval
+from tuner.results.outcomes import declared_baseline, interval
 
 H200 = Path(__file__).parents[1] / "results" / "published" / "nvidia-h200"
 BASELINE_UNTIMED = {"index_append"}
@@ -74,12 +75,6 @@ def test_the_committed_results_have_their_baselines() -> None:
     found = outcomes(Store(H200, read_only=True).records())
     assert {outcome.family for outcome in found if outcome.speedup is None} == BASELINE_UNTIMED
     assert all(outcome.speedup > 1 for outcome in found if outcome.speedup is not None)
-
-
-def test_the_note_of_finals_is_the_one_that_evaluation_writes() -> None:
-    from tuner.evaluate import FINAL as WRITTEN
-
-    assert WRITTEN == FINAL
 
 
 def test_an_outcome_without_any_correct_record_has_no_best() -> None:

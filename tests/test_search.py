@@ -11,7 +11,7 @@ from tests.toy_family import toy_device, toy_problem, toy_runner
 from tests.toy_search import BASELINE, PROBLEM, Records, Watch, only_study, run, searched
 from tuner.device_info import MemoryHeap
 from tuner.errors import TunerError, UsageError, VulkanError
-from tuner.evaluate import FINAL
+from tuner.records import FINAL
 from tuner.runner.fake import Call, Workload
 from tuner.runner.protocol import Job
 

@@ -16,7 +16,7 @@ import pytest
 from tests.toy_family import TOY, toy_problem, toy_runner
 from tests.toy_search import PROBLEM, SPACE, Records, only_study, run, searched
 from tuner.errors import DeviceLostError, ResultsError, TunerError
-from tuner.evaluate import FINAL, REFERENCE
+from tuner.records import FINAL, REFERENCE
 from tuner.runner.fake import Call, FakeRunner
 from tuner.runner.protocol import Job, MeasurePlan
 from tuner.search.encoding import Encoding

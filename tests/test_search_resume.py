@@ -21,8 +21,9 @@ from tests.toy_search import (
     run,
     searched,
 )
-from tuner.evaluate import FINAL, Session
+from tuner.evaluate import Session
 from tuner.kernels.base import Values
+from tuner.records import FINAL
 from tuner.search.run import _template_digest
 
 

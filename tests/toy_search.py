@@ -14,11 +14,11 @@ from optuna.storages.journal import JournalFileBackend
 
 from tests.toy_family import TOY, ToyCompiler, toy_device, toy_problem, toy_render, toy_runner
 from tuner.errors import ResultsError
-from tuner.evaluate import FINAL, REFERENCE, Session
+from tuner.evaluate import Session
 from tuner.kernels.base import Family, Values
 from tuner.kernels.space import canonical, legal
 from tuner.problems import Problem
-from tuner.records import Record
+from tuner.records import FINAL, REFERENCE, Record
 from tuner.runner.fake import FakeRunner
 from tuner.runner.protocol import MeasurePlan
 from tuner.search import Interrupts, RunResult, Settings, Silent, Status, tune

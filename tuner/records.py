@@ -98,6 +98,12 @@ class IntervalTimes(msgspec.Struct, frozen=True, kw_only=True):
     samples_ns: tuple[float, ...]
 
 
+FINAL = "final"
+"""The note of records that hold the last measurement of the best variants, timed in turns."""
+REFERENCE = "reference"
+"""The note of records of a variant that a search times again and again, to see drift."""
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One trial: a variant of a family on a problem on a device, and what came of it.
 
@@ -158,6 +164,17 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     statistics: tuple[PassStatistics, ...] = ()
     sampler: str = ""
     note: str = ""
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it is correct and has a time."""
+        return self.state == "correct" and bool(self.median_ns)
+
+    @property
+    def timed_ns(self) -> float:
+        """The median of a record that is known to be timed."""
+        assert self.median_ns is not None
+        return self.median_ns
 
     @property
     def gb_s(self) -> float | None:

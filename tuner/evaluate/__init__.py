@@ -13,14 +13,7 @@ from tuner.evaluate.building import (
 )
 from tuner.evaluate.currency import Currency, Sifted
 from tuner.evaluate.evaluator import Evaluator
-from tuner.evaluate.finals import (
-    DRIFT_LIMIT,
-    FINAL,
-    REFERENCE,
-    measure_again,
-    time_again,
-    time_prepared,
-)
+from tuner.evaluate.finals import DRIFT_LIMIT, measure_again, time_again, time_prepared
 from tuner.evaluate.residents import ResidentCases, copies_for
 from tuner.evaluate.trials import (
     Draft,
@@ -34,8 +27,6 @@ from tuner.evaluate.trials import (
 
 __all__ = [
     "DRIFT_LIMIT",
-    "FINAL",
-    "REFERENCE",
     "Built",
     "Currency",
     "Draft",

@@ -13,14 +13,10 @@ from tuner.errors import MeasurementError
 from tuner.evaluate.evaluator import Evaluator
 from tuner.evaluate.trials import RAN_BADLY, Findings, PreparedTrial, failure_of, utc_now
 from tuner.kernels.base import Values
-from tuner.records import Record
+from tuner.records import FINAL, Record
 from tuner.runner.protocol import Measurement, MeasurePlan
 from tuner.timing import MIN_ROUNDS, Series, compare, differ, require_samples
 
-FINAL = "final"
-"""The note of records that hold a variant's last, interleaved measurement."""
-REFERENCE = "reference"
-"""The note of records of a variant that is measured again and again to show drift."""
 DRIFT_LIMIT = 0.03
 """What was measured between two times of the reference that differ by more is measured again."""
 

@@ -280,8 +280,7 @@ def check_rule(entry: Entry) -> None:
 
 
 def _evidence(record: Record, baseline: Record | None) -> Evidence:
-    median_ns, gb_s = record.median_ns, record.gb_s
-    assert median_ns is not None
+    gb_s = record.gb_s
     assert gb_s is not None
     low_us, high_us = _us(record)
     check = record.check
@@ -289,14 +288,14 @@ def _evidence(record: Record, baseline: Record | None) -> Evidence:
     joules = record.energy_j_per_token
     return Evidence(
         variant=record.variant,
-        median_us=median_ns / 1000,
+        median_us=record.timed_ns / 1000,
         low_us=low_us,
         high_us=high_us,
         samples=len(record.samples_ns),
         gb_s=gb_s,
         utilisation=record.utilisation,
         baseline_us=baseline_ns / 1000 if baseline_ns else None,
-        speedup=baseline_ns / median_ns if baseline_ns else None,
+        speedup=baseline_ns / record.timed_ns if baseline_ns else None,
         check=CheckSummary(cases=check.cases, error=check.error, bound=check.bound)
         if check
         else None,
@@ -313,22 +312,20 @@ def _least_energy(outcome: Outcome) -> EnergyBest | None:
     if not last:
         return None
     (record,) = last
-    joules, median_ns = record.energy_j_per_token, record.median_ns
+    joules = record.energy_j_per_token
     assert joules is not None
-    assert median_ns is not None
     return EnergyBest(
         variant=record.variant,
         values=record.values,
-        median_us=median_ns / 1000,
+        median_us=record.timed_ns / 1000,
         energy_mj_per_token=1000 * joules,
     )
 
 
 def _tie(record: Record) -> Tied:
-    assert record.median_ns is not None
     low_us, high_us = _us(record)
     return Tied(
-        values=record.values, median_us=record.median_ns / 1000, low_us=low_us, high_us=high_us
+        values=record.values, median_us=record.timed_ns / 1000, low_us=low_us, high_us=high_us
     )
 
 

@@ -12,9 +12,9 @@ from matplotlib.ticker import MaxNLocator
 
 from tuner.device_info import DeviceInfo
 from tuner.plots import problems, style
-from tuner.records import Record
+from tuner.records import FINAL, REFERENCE, Record
 from tuner.results import Outcome, outcomes
-from tuner.results.outcomes import FINAL, REFERENCE, BaselineOf, is_timed
+from tuner.results.outcomes import BaselineOf
 
 MAX_PANELS = 6
 FAILURES = {
@@ -85,7 +85,7 @@ def _measured_again(
 
 def _panel(axes: Axes, outcome: Outcome, again_ns: float | None) -> None:
     numbered = list(enumerate(outcome.records, 1))
-    timed = [(n, r.median_ns / 1000) for n, r in numbered if is_timed(r) and r.median_ns]
+    timed = [(n, r.median_ns / 1000) for n, r in numbered if r.is_timed and r.median_ns]
     axes.set_xlim(0, len(numbered) + 1)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     style.dress(axes, grid="y")

@@ -17,7 +17,7 @@ from tuner.errors import UnknownNameError
 from tuner.plots import style
 from tuner.records import Record
 from tuner.results import outcomes
-from tuner.results.outcomes import BaselineOf, is_timed
+from tuner.results.outcomes import BaselineOf
 
 MAX_PANELS = 9
 Value = int | str
@@ -53,7 +53,7 @@ def influences(
         timed = [
             (kernels.meaningful(record.family, record.values), record.median_ns)
             for record in outcome.records
-            if is_timed(record) and record is not outcome.baseline and record.median_ns
+            if record.is_timed and record is not outcome.baseline and record.median_ns
         ]
         if not timed:
             continue

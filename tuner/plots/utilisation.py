@@ -16,7 +16,7 @@ from tuner.plots import problems, style
 from tuner.problems import Problem
 from tuner.records import Record
 from tuner.results import Outcome, Peer, best_by_context, outcomes
-from tuner.results.outcomes import BaselineOf, is_timed
+from tuner.results.outcomes import BaselineOf
 
 MAX_PANELS = 9
 TICKS_APART = 0.15
@@ -171,7 +171,7 @@ def _panels(listed: Sequence[Outcome], peers: Sequence[Peer]) -> list[_Panel]:
         key = (problem.series, outcome.family, problem.order[:-1])
         known[key] = problem
         for record in outcome.records:
-            if is_timed(record) and record.utilisation is not None:
+            if record.is_timed and record.utilisation is not None:
                 line = groups.setdefault(key, {}).setdefault(_strategy(record), {})
                 best = line.get(problem.extent, 0.0)
                 line[problem.extent] = max(best, 100 * record.utilisation)

@@ -15,9 +15,9 @@ def front(records: Iterable[Record]) -> tuple[Record, ...]:
     """
     latest = {record.variant: record for record in records}
     priced = sorted(
-        (record.median_ns, record.energy_j_per_token, record.variant)
+        (record.timed_ns, record.energy_j_per_token, record.variant)
         for record in latest.values()
-        if record.state == "correct" and record.median_ns and record.energy_j_per_token
+        if record.is_timed and record.energy_j_per_token
     )
     found: list[Record] = []
     least_j = float("inf")

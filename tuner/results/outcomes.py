@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tuner.errors import UnknownNameError
 from tuner.problems import Problem
-from tuner.records import Record
+from tuner.records import FINAL, REFERENCE, Record
 from tuner.results.repeats import series
 from tuner.results.simplicity import simplest
 from tuner.timing import compare, overlap
@@ -17,10 +17,6 @@ from tuner.timing import compare, overlap
 if TYPE_CHECKING:
     from tuner.kernels.base import Values
 
-FINAL = "final"
-"""The note of records that `tuner.evaluate` makes by timing the best variants again, in turns."""
-REFERENCE = "reference"
-"""The note of records of a variant that a search times again and again, to see drift."""
 NEAR = 0.01
 """How much slower than the fastest a variant may be to be preferred as the simpler one."""
 
@@ -64,7 +60,7 @@ class Outcome:
         """Time of the baseline over that of the best, None unless both were measured."""
         if self.best is None or self.baseline is None:
             return None
-        return _median(self.baseline) / _median(self.best)
+        return self.baseline.timed_ns / self.best.timed_ns
 
 
 def outcomes(
@@ -126,7 +122,7 @@ def declared_baseline(family: str) -> Values | None:
 
 def interval(record: Record) -> tuple[float, float]:
     """(low, high) of the median of a correct record, nanoseconds."""
-    median = _median(record)
+    median = record.timed_ns
     low = record.low_ns if record.low_ns is not None else median
     high = record.high_ns if record.high_ns is not None else median
     return low, high
@@ -138,8 +134,8 @@ def leading(ranked: Sequence[Record]) -> tuple[Record, ...]:
         return ()
     fastest, *others = ranked
     tied = [fastest, *(other for other in others if _is_tied(fastest, other))]
-    limit = (1 + NEAR) * _median(fastest)
-    near = [record for record in tied if record.interleaved and _median(record) <= limit]
+    limit = (1 + NEAR) * fastest.timed_ns
+    near = [record for record in tied if record.interleaved and record.timed_ns <= limit]
     preferred = simplest(near) if near else fastest
     return preferred, *(record for record in tied if record is not preferred)
 
@@ -158,7 +154,7 @@ def _is_tied(fastest: Record, other: Record) -> bool:
 
 
 def _outcome(records: tuple[Record, ...], baseline: Values | None) -> Outcome:
-    ranked = _ranked([r for r in records if is_timed(r)])
+    ranked = _ranked([r for r in records if r.is_timed])
     first = records[0]
     return Outcome(
         device=first.device,
@@ -182,11 +178,6 @@ def _agrees(values: Values, baseline: Values) -> bool:
     return bool(shared) and all(values[name] == baseline[name] for name in shared)
 
 
-def is_timed(record: Record) -> bool:
-    """Whether the record is correct and has a time."""
-    return record.state == "correct" and bool(record.median_ns)
-
-
 def _ranked(timed: list[Record]) -> tuple[Record, ...]:
     """Finalists first, by the times they were measured side by side; before them only variants that
     were no finalists and are proven faster than all of these, as after a run that was stopped."""
@@ -200,9 +191,4 @@ def _ranked(timed: list[Record]) -> tuple[Record, ...]:
 
 
 def _rank(record: Record) -> tuple[bool, float, float, str]:
-    return record.note != FINAL, _median(record), interval(record)[1], record.variant
-
-
-def _median(record: Record) -> float:
-    assert record.median_ns is not None
-    return record.median_ns
+    return record.note != FINAL, record.timed_ns, interval(record)[1], record.variant

@@ -25,12 +25,12 @@ def between_measurements(records: Iterable[Record]) -> float | None:
     """
     timed: dict[str, list[Record]] = {}
     for record in records:
-        if record.state == "correct" and record.median_ns and record.ended_by != "gave_up":
+        if record.is_timed and record.ended_by != "gave_up":
             timed.setdefault(record.variant, []).append(record)
     pairs = [pair for same in timed.values() for pair in itertools.pairwise(same)]
     if len(pairs) < MIN_REPEATS:
         return None
-    changes = [abs(math.log(_median(after) / _median(before))) for before, after in pairs]
+    changes = [abs(math.log(after.timed_ns / before.timed_ns)) for before, after in pairs]
     explained = [_sigma(before) ** 2 + _sigma(after) ** 2 for before, after in pairs]
     seen = (_MAD_TO_SIGMA * statistics.median(changes)) ** 2
     return math.sqrt(max(0.0, seen - statistics.median(explained)) / 2)
@@ -50,13 +50,8 @@ def series(record: Record, between: float | None = None) -> Series:
     )
 
 
-def _median(record: Record) -> float:
-    assert record.median_ns is not None
-    return record.median_ns
-
-
 def _sigma(record: Record) -> float:
     """Relative standard error of the median, from its interval."""
-    low = record.low_ns or _median(record)
-    high = record.high_ns or _median(record)
-    return (high - low) / _median(record) / _INTERVAL_TO_SIGMA
+    low = record.low_ns or record.timed_ns
+    high = record.high_ns or record.timed_ns
+    return (high - low) / record.timed_ns / _INTERVAL_TO_SIGMA

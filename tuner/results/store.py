@@ -15,11 +15,10 @@ import msgspec
 from tuner.device_info import DeviceInfo
 from tuner.errors import NoResultsError, ResultsError, UsageError
 from tuner.problems import Problem
-from tuner.records import Calibration, Record
+from tuner.records import REFERENCE, Calibration, Record
 from tuner.results.files import reason, write_atomic
 from tuner.results.journal import JournalWriter, Repair, read_journal
 from tuner.results.lock import FolderLock
-from tuner.results.outcomes import REFERENCE
 
 RECORDS = "records.jsonl"
 CALIBRATIONS = "calibrations.jsonl"

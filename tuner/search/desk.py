@@ -164,9 +164,4 @@ class Desk:
         if self._retry_failed and known.state in RETRIED:
             return True
         # It was measured when energy did not matter.
-        return is_timed(known) and costs(known, self.objective) is None
-
-
-def is_timed(record: Record) -> bool:
-    """Whether the record is correct and has a time."""
-    return record.state == "correct" and record.median_ns is not None
+        return known.is_timed and costs(known, self.objective) is None

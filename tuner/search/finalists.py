@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from tuner.evaluate import FINAL, Evaluator, TrialLostDeviceError, measure_again
+from tuner.evaluate import Evaluator, TrialLostDeviceError, measure_again
 from tuner.kernels.space import canonical
-from tuner.records import Record
+from tuner.records import FINAL, Record
 from tuner.results import Outcome, outcomes
 from tuner.results.validation import with_whole_check
 from tuner.runner.protocol import BREAKDOWN_SAMPLES, MeasurePlan
 from tuner.search.crew import Crew
-from tuner.search.desk import RecordStore, is_timed
+from tuner.search.desk import RecordStore
 from tuner.search.settings import Progress, Settings
 from tuner.search.tally import Tally
 from tuner.timing import MIN_ROUNDS
@@ -106,7 +106,7 @@ def finalists(outcome: Outcome, limit: int) -> tuple[Record, ...]:
     bound = CLOSE * best.median_ns
     tied = {record.variant for record in outcome.tied}
     timed = sorted(
-        (record for record in outcome.records if is_timed(record)),
+        (record for record in outcome.records if record.is_timed),
         key=lambda record: (record.median_ns or 0.0, record.variant),
     )
     close = [r for r in timed if (r.median_ns or 0.0) <= bound or r.variant in tied]

@@ -8,18 +8,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from tuner.evaluate import (
-    DRIFT_LIMIT,
-    REFERENCE,
-    Evaluator,
-    PreparedTrial,
-    time_again,
-    time_prepared,
-)
+from tuner.evaluate import DRIFT_LIMIT, Evaluator, PreparedTrial, time_again, time_prepared
 from tuner.kernels.space import canonical
-from tuner.records import Record
+from tuner.records import REFERENCE, Record
 from tuner.results.validation import with_whole_check
-from tuner.search.desk import RecordStore, is_timed
+from tuner.search.desk import RecordStore
 from tuner.timing import differ
 
 CONFIRMATIONS = 3
@@ -54,7 +47,7 @@ class Reference:
             TrialLostDeviceError: the device is gone; carries the record.
             ResultsError: records cannot be kept.
         """
-        if not self.every or not is_timed(record):
+        if not self.every or not record.is_timed:
             return
         self.since.append(record)
         if self.last is None:
@@ -98,7 +91,7 @@ class Reference:
         for _ in range(1 + CONFIRMATIONS):
             after = time_prepared(self.evaluator, self._prepared(before), note=REFERENCE, plan=plan)
             self.store.append(after)
-            if not is_timed(after):
+            if not after.is_timed:
                 return None
             if not _differ(before, after):
                 break
@@ -110,6 +103,4 @@ def _differ(before: Record, after: Record) -> bool:
 
 
 def _change(before: Record, after: Record) -> float:
-    assert before.median_ns is not None
-    assert after.median_ns is not None
-    return after.median_ns / before.median_ns - 1
+    return after.timed_ns / before.timed_ns - 1
