@@ -14,7 +14,7 @@ from tuner.errors import UsageError
 from tuner.evaluate import Session
 from tuner.kernels.base import Parameter
 from tuner.search import Settings, tune
-from tuner.search.studylog import Covered
+from tuner.search.studylog import Budget
 
 
 def test_trials_are_shared_out_fairly(journal: Path) -> None:
@@ -103,5 +103,5 @@ def test_seconds_spent_before_count(journal: Path) -> None:
 def test_which_budgets_cover_which(
     earlier: tuple[Any, Any], now: tuple[Any, Any], covered: bool
 ) -> None:
-    before = Covered(trials=earlier[0], seconds=earlier[1])
-    assert before.covers(Covered(trials=now[0], seconds=now[1])) is covered
+    before = Budget(trials=earlier[0], seconds=earlier[1])
+    assert before.covers(Budget(trials=now[0], seconds=now[1])) is covered

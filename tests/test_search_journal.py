@@ -11,7 +11,7 @@ import pytest
 from tests.toy_search import SPACE, Interrupting, Records, run, searched
 from tuner.errors import ResultsError
 from tuner.search.encoding import Encoding
-from tuner.search.studylog import Covered, StudyLog, open_storage
+from tuner.search.studylog import Budget, StudyLog, open_storage
 
 
 class Disk:
@@ -46,7 +46,7 @@ def test_what_is_under_way_and_what_was_met_are_on_the_disk(
         assert disk.unsafe_bytes > 0, "a result is written, and waits for no disk"
         log.start(SPACE[1])
         assert disk.unsafe_bytes == 0
-        log.cover(Covered(trials=2, seconds=None))
+        log.cover(Budget(trials=2, seconds=None))
         assert disk.unsafe_bytes == 0
         assert disk.syncs == 3
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tuner.device_info import DeviceInfo
-    from tuner.records import Calibration, Record
+    from tuner.records import Calibration, Record, State
     from tuner.results import Outcome
     from tuner.search import ProblemResult, RunResult, Task
 
@@ -30,7 +30,7 @@ class Written:
     outcomes: tuple[Outcome, ...] = ()
     error: str | None = None
 
-    def tried(self, result: ProblemResult) -> tuple[int, Mapping[str, int]]:
+    def tried(self, result: ProblemResult) -> tuple[int, Mapping[State, int]]:
         """How many variants of a problem have a result, and how those failed that did: as
         `results.md` counts, where values that come to the same launches are one variant."""
         for found in self.outcomes:
@@ -184,7 +184,7 @@ def as_data(ran: Ran) -> dict[str, Any]:
 
 
 def _problem_as_data(
-    result: ProblemResult, tried: int, failures: Mapping[str, int]
+    result: ProblemResult, tried: int, failures: Mapping[State, int]
 ) -> dict[str, Any]:
     return {
         "family": result.family.name,

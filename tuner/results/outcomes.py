@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tuner.errors import UnknownNameError
 from tuner.problems import Problem
-from tuner.records import FINAL, REFERENCE, Record
+from tuner.records import FINAL, REFERENCE, Record, State
 from tuner.results.repeats import series
 from tuner.results.simplicity import simplest
 from tuner.timing import compare, overlap
@@ -43,7 +43,7 @@ class Outcome:
     ranked: tuple[Record, ...]
     leaders: tuple[Record, ...]
     baseline: Record | None
-    failures: Mapping[str, int]
+    failures: Mapping[State, int]
 
     @property
     def best(self) -> Record | None:

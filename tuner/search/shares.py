@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from tuner.search.studylog import Covered
+from tuner.search.studylog import Budget
 
 MOST_FORESEEN = 0.5
 """What is set aside for beginnings to come is at most this part of what is left: the first problem
@@ -36,10 +36,10 @@ class Shares:
     searched: float = 0.0
     before: float = 0.0
 
-    def budget(self, index: int) -> Covered:
+    def budget(self, index: int) -> Budget:
         """The problem's share of the run's budgets, as if every problem took its own."""
         whole, rest = divmod(self.trials or 0, self.problems)
-        return Covered(
+        return Budget(
             trials=None if self.trials is None else whole + (index < rest),
             seconds=None if self.seconds is None else self.seconds / self.problems,
         )

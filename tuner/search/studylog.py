@@ -51,14 +51,15 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Covered:
-    """A budget per problem under which a study was searched to its end. None is no limit."""
+class Budget:
+    """Trials and seconds that a problem's search may take; None is no limit."""
 
-    trials: float | None
+    trials: int | None
     seconds: float | None
 
-    def covers(self, other: Covered) -> bool:
-        """Whether a search under `other` could bring nothing more."""
+    def covers(self, other: Budget) -> bool:
+        """Whether a study that was searched to the end of this budget has nothing left to do under
+        `other`."""
 
         def reaches(mine: float | None, theirs: float | None) -> bool:
             return mine is None or (theirs is not None and theirs <= mine)
@@ -89,6 +90,8 @@ class StudyLog:
         retry: variants that were under way when an earlier process was stopped or died, and those
             that are to be tried again.
         crashed: variants that were under way too often when one died.
+        seconds: what the study has cost so far, in wall time.
+        covered: the budget to whose end it was searched last, if it was.
     """
 
     def __init__(
@@ -139,7 +142,7 @@ class StudyLog:
         attributes = study.user_attrs
         self.seconds = float(attributes.get(_SECONDS, 0.0))
         covered = attributes.get(_COVERED)
-        self.covered = Covered(**covered) if covered else None
+        self.covered = Budget(**covered) if covered else None
         trials = study.get_trials(deepcopy=False)
         ended = {_identity(trial): trial for trial in trials if trial.state in _WITH_RESULT}
         again = {
@@ -199,14 +202,14 @@ class StudyLog:
         self.seconds += seconds
         self._note(_SECONDS, self.seconds)
 
-    def covers(self, budget: Covered) -> bool:
+    def covers(self, budget: Budget) -> bool:
         """Whether earlier runs have done all that the budget allows."""
         return self.covered is not None and self.covered.covers(budget)
 
-    def cover(self, covered: Covered) -> None:
+    def cover(self, budget: Budget) -> None:
         """Note on the disk that the study was searched to the end of a budget."""
-        self.covered = covered
-        self._note(_COVERED, {"trials": covered.trials, "seconds": covered.seconds})
+        self.covered = budget
+        self._note(_COVERED, {"trials": budget.trials, "seconds": budget.seconds})
         with self._writing():
             self._sync()
 

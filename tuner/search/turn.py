@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import cast
 
 from tuner.errors import DeviceLostError, NoWorkerError, OutOfMemoryError
 from tuner.evaluate import Evaluator, Failure, Findings, PreparedTrial
 from tuner.kernels.base import Values
 from tuner.kernels.selection import Variants
 from tuner.kernels.space import canonical, starts
-from tuner.records import State
 from tuner.results.front import front
 from tuner.search.crew import Crew
 from tuner.search.desk import RecordStore
@@ -22,7 +20,7 @@ from tuner.search.loop import search_problem
 from tuner.search.proposer import Proposer
 from tuner.search.settings import RETRIED, Ending, ProblemResult, Progress, Settings
 from tuner.search.shares import Shares
-from tuner.search.studylog import MAX_CRASHES, Covered, StudyLog
+from tuner.search.studylog import MAX_CRASHES, Budget, StudyLog
 from tuner.search.tally import FINALS_SECONDS, Tally
 
 NEIGHBOURS = 4
@@ -45,7 +43,7 @@ class Turn:
     shares: Shares
 
     @property
-    def budget(self) -> Covered:
+    def budget(self) -> Budget:
         """The problem's share of the run's budgets, as if every problem took its own."""
         return self.shares.budget(self.tally.index)
 
@@ -53,11 +51,11 @@ class Turn:
         """Count what earlier runs found, and set the limits of this one."""
         tally, log = self.tally, self.log
         tally.trials, tally.spent_before = len(log.finished), log.seconds
-        tally.trial_limit = None if self.budget.trials is None else int(self.budget.trials)
+        tally.trial_limit = self.budget.trials
         outcome = outcome_of(self.evaluator, self.store)
         if outcome is not None:
             tally.best, tally.baseline = outcome.best, outcome.baseline
-            tally.failures.update(cast("dict[State, int]", dict(outcome.failures)))
+            tally.failures.update(outcome.failures)
             for state in RETRIED if self.settings.retry_failed else ():
                 del tally.failures[state]
         tally.finals_seconds = 0.0 if self.evaluator.runner.info.is_cpu else FINALS_SECONDS
@@ -161,5 +159,5 @@ class Turn:
     def _conclude(self, ending: Ending) -> None:
         charged = self.log.seconds - self.tally.spent_before
         self.log.spend(self.tally.searched - charged)
-        everything = Covered(trials=None, seconds=None)
+        everything = Budget(trials=None, seconds=None)
         self.log.cover(everything if ending == "exhausted" else self.budget)
