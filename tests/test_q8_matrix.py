@@ -18,13 +18,13 @@ from tuner.device_info import DeviceInfo, MatrixLayout
 from tuner.evaluate import ResidentCases
 from tuner.kernels.base import Candidate, Family
 from tuner.kernels.fragments import FragmentPlan
-from tuner.kernels.q8_matrix import SCALE_CODES, plan_of
+from tuner.kernels.q8_matrix import plan_of
 from tuner.kernels.q8_operands import make_operands
 from tuner.kernels.q8_parts import parts
 from tuner.kernels.space import canonical, legal, parse_values, reasons
 from tuner.oracle import judge
 from tuner.oracle.q8_decode import partials_reference
-from tuner.problems import Q8DecodeProblem, Q8SelectedProblem
+from tuner.problems import GROUP_CODES, Q8DecodeProblem, Q8SelectedProblem
 from tuner.workloads import geometries
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def test_some_start_suits_every_geometry(heads: int, kv_heads: int, size: int) -
 def test_each_step_of_matrices_stays_under_one_scale(layout: MatrixLayout, head_size: int) -> None:
     plan = plan_of(layout, head_size)
     assert isinstance(plan, FragmentPlan), plan
-    groups = np.array(plan.query_dims).reshape(plan.steps, -1) // SCALE_CODES
+    groups = np.array(plan.query_dims).reshape(plan.steps, -1) // GROUP_CODES
     assert (groups == groups[:, :1]).all()
     assert sorted(plan.output_dims) == list(range(head_size))
 

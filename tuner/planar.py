@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.errors import UsageError
-from tuner.quant import GROUP_CODES, PLANE_BYTES, append_rows, planar_layout
+from tuner.problems import GROUP_CODES
+from tuner.quant import PLANE_BYTES, append_rows, planar_layout
 
 SCALE_OFFSET = f"round_up(max_tokens * kv_heads * head_size, {PLANE_BYTES})"
 """`PlanarLayout.scale_offset` of a cache of `max_tokens` tokens, for dispatch rules."""

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.errors import UsageError
+from tuner.problems import GROUP_CODES
 
 Array = npt.NDArray[Any]
 
@@ -163,8 +164,6 @@ def _refuse_unquantisable(peak: Array) -> None:
 
 # ------------------------------------------------------------------ groups of 32, planar
 
-GROUP_CODES = 32
-"""Codes that share a scale in the planar cache."""
 PLANE_BYTES = 16384
 """Both planes of a planar cache end at multiples of this."""
 

@@ -28,8 +28,8 @@ from tuner.kernels.input_kinds import generator_of
 from tuner.kernels.subgroups import required_size, tuned
 from tuner.oracle.kv_append import kv_append_reference, sampled_kv_append_reference
 from tuner.planar import SCALE_OFFSET
-from tuner.problems import KvAppendProblem
-from tuner.quant import GROUP_CODES, planar_layout
+from tuner.problems import GROUP_CODES, KvAppendProblem
+from tuner.quant import planar_layout
 
 SPARE_ROWS = 2
 """Rows of the inputs beyond those appended: not-a-numbers that no kernel may read."""

@@ -14,8 +14,9 @@ from tuner.kernels.lane_decode import (
     STRATEGIES,
     lanes_reason,
 )
-from tuner.kernels.q8_parts import CHUNK, UPSTREAM_LANES, heads_per_slice, subgroup_size
+from tuner.kernels.q8_parts import UPSTREAM_LANES, heads_per_slice, subgroup_size
 from tuner.kernels.subgroups import tuned
+from tuner.problems import GROUP_CODES
 
 MAX_PACKED_WORDS = 64
 """Words times heads in one unrolled step of packed arithmetic, which takes compilers longest."""
@@ -123,7 +124,7 @@ def pool_quads(c: Candidate) -> int:
 def head_scales(c: Candidate) -> int:
     """Scales that the codes of one head lie under, at most."""
     size = c.problem.head_size
-    return int(size // CHUNK if size % CHUNK == 0 else -(-size // CHUNK) + 1)
+    return int(size // GROUP_CODES if size % GROUP_CODES == 0 else -(-size // GROUP_CODES) + 1)
 
 
 def constants(c: Candidate) -> dict[str, object]:

@@ -26,10 +26,9 @@ from tuner.kernels.matrix_units import (
     sharing_masks,
 )
 from tuner.kernels.q8_parts import CHUNK, heads_per_slice
+from tuner.problems import GROUP_CODES
 
-SCALE_CODES = 32
-"""Codes of one scale."""
-SCALE_WORDS = SCALE_CODES // WORD_CODES
+SCALE_WORDS = GROUP_CODES // WORD_CODES
 MAX_HEAD_TILES = 4
 MAX_LANE_WORDS = 224
 """32-bit words of sums, scores, keys and values one lane may hold: GPUs give it 128 to 256."""
@@ -155,7 +154,7 @@ def _paired(plan: FragmentPlan) -> bool:
 
 
 def _groups(c: Candidate) -> int:
-    return int(c.problem.head_size // SCALE_CODES)
+    return int(c.problem.head_size // GROUP_CODES)
 
 
 def _head_tiles(c: Candidate) -> int:
@@ -183,8 +182,8 @@ def _vectors(layout: MatrixLayout, head_size: int) -> tuple[int, int]:
 @functools.lru_cache(maxsize=64)
 def plan_of(layout: MatrixLayout, head_size: int) -> FragmentPlan | str:
     """The plan for a layout and head size, or the reason why there is none."""
-    if head_size % SCALE_CODES:
-        return f"heads of {head_size} do not hold whole groups of {SCALE_CODES} codes under a scale"
+    if head_size % GROUP_CODES:
+        return f"heads of {head_size} do not hold whole groups of {GROUP_CODES} codes under a scale"
     plan = fragment_plan(
         layout,
         layout,
@@ -196,8 +195,8 @@ def plan_of(layout: MatrixLayout, head_size: int) -> FragmentPlan | str:
     if isinstance(plan, str):
         return plan
     k = layout.shape.k
-    groups = [dim // SCALE_CODES for dim in plan.query_dims]
-    if groups != [s * k // SCALE_CODES for s in range(plan.steps) for _ in range(k)]:
+    groups = [dim // GROUP_CODES for dim in plan.query_dims]
+    if groups != [s * k // GROUP_CODES for s in range(plan.steps) for _ in range(k)]:
         return f"steps of {k} terms take dimensions under several scales"
     if max(plan.output_dims) >= head_size:
         return f"head size {head_size} leaves a tile of {layout.shape.m} rows half empty"

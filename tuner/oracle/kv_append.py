@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.oracle.rounding import codes_near_boundaries, half_scales_near_boundaries
-from tuner.quant import GROUP_CODES, quantise_groups
+from tuner.problems import GROUP_CODES
+from tuner.quant import quantise_groups
 
 if TYPE_CHECKING:
     from tuner.kernels.base import Operands, Reference

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tuner.oracle.attention import HeadGroups, attend
 from tuner.oracle.tolerance import ROUNDINGS, U32, error_bounds, log_sum_bounds
 from tuner.planar import PlanarLayout, dequantise_groups
+from tuner.problems import GROUP_CODES
 
 if TYPE_CHECKING:
     from tuner.kernels.base import ArithmeticClass, Operands, Reference
@@ -114,10 +115,11 @@ def planar_groups(
     numbers, scales = [], []
     for words in caches:
         codes, all_scales = layout.planes(words)
-        groups = slice(dims.start // 32, -(-dims.stop // 32))
+        groups = slice(dims.start // GROUP_CODES, -(-dims.stop // GROUP_CODES))
         chosen = all_scales[tokens, groups]
-        padded = np.zeros((len(tokens), 32 * chosen.shape[1]), np.int8)
-        inside = slice(dims.start - 32 * groups.start, dims.stop - 32 * groups.start)
+        padded = np.zeros((len(tokens), GROUP_CODES * chosen.shape[1]), np.int8)
+        first = GROUP_CODES * groups.start
+        inside = slice(dims.start - first, dims.stop - first)
         padded[:, inside] = codes[tokens, dims]
         numbers.append(dequantise_groups(padded, chosen)[:, inside])
         scales.append(chosen.astype(np.float64))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from tuner.problems.base import Problem
+from tuner.problems.base import GROUP_CODES, Problem
 from tuner.problems.cache_write import CacheWriteProblem
 from tuner.problems.indexer_step import IndexerStepProblem
 from tuner.problems.kv_append import KvAppendProblem
@@ -41,6 +41,7 @@ KINDS: dict[str, type[Problem]] = {
 """Every type of problem by its name in records, shape texts and workload files."""
 
 __all__ = [
+    "GROUP_CODES",
     "KINDS",
     "MAX_SEQUENCES",
     "MAX_TOKENS",

@@ -13,6 +13,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
+GROUP_CODES = 32
+"""Codes of a planar cache that lie under one scale."""
+
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     """Base of all problems. Subclasses are tagged, so that records can carry any of them.

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tuner.errors import UsageError
-from tuner.problems.base import Problem
+from tuner.problems.base import GROUP_CODES, Problem
 
-GROUP_CODES = 32
-"""Codes that share a scale."""
 MAX_ROWS = 2**20
 MAX_POSITION = 2**24
 

@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.errors import UsageError
-from tuner.problems.base import Problem
+from tuner.problems.base import GROUP_CODES, Problem
 from tuner.problems.paged_decode import MAX_TOKENS
 
 MAX_ROWS = 65_535
-CODES_OF_A_SCALE = 32
 
 
 class Q8DecodeProblem(Problem, frozen=True, kw_only=True, tag="q8_decode"):
@@ -44,10 +43,10 @@ class Q8DecodeProblem(Problem, frozen=True, kw_only=True, tag="q8_decode"):
             raise UsageError(
                 f"query_heads ({self.query_heads}) must be a multiple of kv_heads ({self.kv_heads})"
             )
-        if self.cache_row % CODES_OF_A_SCALE:
+        if self.cache_row % GROUP_CODES:
             raise UsageError(
                 f"kv_heads times head_size is {self.cache_row}, must be a multiple of "
-                f"{CODES_OF_A_SCALE}, the codes of one scale"
+                f"{GROUP_CODES}, the codes of one scale"
             )
 
     @property
