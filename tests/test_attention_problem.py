@@ -17,8 +17,8 @@ from tuner.errors import UsageError
         ({"causal": "9999999999"}, "within"),
         ({"element": "f64"}, "must be one of f32, f16, bf16"),
         ({"query_heads": 7}, "multiple of kv_heads"),
-        ({"query_tokens": 0}, "query_tokens is 0"),
-        ({"context": -1}, "context is -1"),
+        ({"query_tokens": 0}, "query_tokens is 0, must be from 1 to"),
+        ({"context": -1}, "context is -1, must be from 0 to"),
         ({"batch": 2**17}, "at most"),
     ],
 )

@@ -65,7 +65,8 @@ def test_shape_parts_come_in_any_order_and_case_and_with_k() -> None:
         ("0x16:h32/8:d128", "sequences is 0"),
         ("99999999x16:h32/8:d128", "sequences is 99999999"),
         ("8x16:h32/8:d128:lognormal", "lengths 'lognormal'"),
-        ("8x16:h32/8:d128:lognormal:17", "lengths 'lognormal:17'"),
+        ("8x16:h32/8:d128:lognormal:17", "'lognormal:17': must be from 1 to context (16)"),
+        ("8x16:h32/8:d128:uniform:17", "'uniform:17': must be from 0 to context (16)"),
         ("8x16:h32/8:d128:list:1,2", "needs 8 numbers"),
     ],
 )

@@ -185,7 +185,7 @@ def quantise_groups(x: Array) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.floa
 
     float32 throughout, as a device does it: with a = max|x| of a group and d = a/127, the codes are
     x/d rounded half to even, from the d that is not yet rounded to float16. A zero group has codes
-    0 and scale 0; scales from 65,520 on become infinite, and those below 2^-25 zero.
+    0 and scale 0; scales from 65,520 on become infinite, and those up to 2^-25 zero.
 
     Raises:
         UsageError: a number that is not finite.

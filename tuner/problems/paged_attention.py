@@ -41,15 +41,15 @@ class AttentionProblem(Problem, frozen=True, kw_only=True):
     element: str = "f32"
 
     def __post_init__(self) -> None:
-        counts = ("batch", "query_tokens", "query_heads", "kv_heads", "head_size", "block_size")
-        for name in counts:
+        for name in ("batch", "query_heads", "kv_heads", "head_size", "block_size"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}, must be at least 1")
         if self.batch > MAX_BATCH:
             raise UsageError(f"batch is {self.batch}, must be at most {MAX_BATCH}")
-        for name in ("query_tokens", "context"):
-            if not 0 <= getattr(self, name) <= MAX_TOKENS:
-                raise UsageError(f"{name} is {getattr(self, name)}, must be at most {MAX_TOKENS}")
+        for name, least in (("query_tokens", 1), ("context", 0)):
+            tokens = getattr(self, name)
+            if not least <= tokens <= MAX_TOKENS:
+                raise UsageError(f"{name} is {tokens}, must be from {least} to {MAX_TOKENS}")
         if self.query_heads % self.kv_heads:
             raise UsageError(
                 f"query_heads ({self.query_heads}) must be a multiple of kv_heads ({self.kv_heads})"

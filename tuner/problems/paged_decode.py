@@ -171,9 +171,11 @@ class PagedDecodeProblem(Problem, frozen=True, kw_only=True, tag="paged_decode")
                 )
             return values.astype(np.uint32)
         if kind in ("uniform", "lognormal", "straggler") and argument.isdecimal():
-            low = int(argument)
-            if low > top or (kind == "lognormal" and low < 1):
-                raise UsageError(f"lengths {self.lengths!r}: must be from 1 to context ({top})")
+            low, least = int(argument), 1 if kind == "lognormal" else 0
+            if not least <= low <= top:
+                raise UsageError(
+                    f"lengths {self.lengths!r}: must be from {least} to context ({top})"
+                )
             return self._drawn(kind, low)
         raise UsageError(
             f"lengths {self.lengths!r}: use equal, uniform:LO, lognormal:LO, straggler:SHORT "
