@@ -113,6 +113,8 @@ def test_bytes_that_must_move_are_those_of_the_tokens_seen() -> None:
     assert F32.bytes_moved(plain) == 2 * 1024 * 2 * (32 + 32) * 4 + vectors + tables
     vectors, tables = 2 * 6 * 4 * (32 + 48), 4 * 2 * 16 + 4 * 2
     assert F16.bytes_moved(seen) == 2 * 256 * 2 * (32 + 48) * 2 + vectors + tables
+    switched = problem(context=1024, window=256, value_head_size=48, sinks=1, alibi=1)
+    assert F16.bytes_moved(switched) == F16.bytes_moved(seen) + 2 * 4 * 6
 
 
 @pytest.mark.parametrize(

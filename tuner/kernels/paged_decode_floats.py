@@ -60,13 +60,15 @@ def _arithmetic(values: Values) -> ArithmeticClass:
 
 
 def _bytes_moved(problem: PagedDecodeProblem, cache: CacheFormat) -> int:
-    """Every token seen once per KV head for K and V; queries, outputs, tables, lengths."""
-    tokens = int(problem.visible_tokens().sum())
+    """What is seen once per KV head for K and V, queries, outputs, the fewest table entries,
+    lengths; sinks and slopes."""
+    lens = problem.visible_tokens()
     sizes = problem.head_size + problem.value_size
-    kv = tokens * problem.kv_heads * sizes * cache.dtype.itemsize
+    kv = int(lens.sum()) * problem.kv_heads * sizes * cache.dtype.itemsize
     vectors = problem.sequences * problem.query_heads * sizes * 4
-    blocks = int((-(-problem.visible_tokens() // problem.block_size)).sum())
-    return kv + vectors + 4 * blocks + 4 * problem.sequences
+    blocks = int((-(-lens // problem.block_size)).sum())
+    heads = (problem.sinks + problem.alibi) * problem.query_heads
+    return kv + vectors + 4 * (blocks + problem.sequences + heads)
 
 
 def _family(

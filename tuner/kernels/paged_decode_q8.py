@@ -65,7 +65,7 @@ def _bytes_moved(problem: PagedDecodeProblem) -> int:
     tokens = int(lens.sum())
     cache = 2 * tokens * problem.kv_heads * (problem.head_size + 4)
     vectors = 2 * problem.sequences * problem.query_heads * problem.head_size * 4
-    blocks = int((-(-lens.astype("int64") // problem.block_size)).sum())
+    blocks = int((-(-lens // problem.block_size)).sum())
     heads = (problem.sinks + problem.alibi) * problem.query_heads
     return cache + vectors + 4 * (blocks + problem.sequences + heads)
 
