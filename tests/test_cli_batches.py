@@ -7,7 +7,7 @@ import pytest
 from tests.made_devices import gpu
 from tuner import kernels
 from tuner.cli import options, verify
-from tuner.cli.batches import Pick, chosen_batches, unverified
+from tuner.cli.batches import Pick, chosen_batches, parse_only, unverified
 from tuner.errors import IllegalVariantError, OutOfMemoryError
 from tuner.problems import Problem
 from tuner.shapes import parse_shape
@@ -25,6 +25,12 @@ def chosen(asked: str | None, *models: str, every: bool = False) -> list[tuple[s
     return [
         (family.name, [" ".join(p.switched) for p in problems]) for family, _, problems in found
     ]
+
+
+def test_only_takes_assignments_one_by_one_or_together() -> None:
+    wanted = {"strategy": ["matrix", "int_dot"], "subgroups": ["4"]}
+    assert parse_only(["strategy=matrix", "subgroups=4", "strategy=int_dot"]) == wanted
+    assert parse_only(["strategy=matrix strategy=int_dot subgroups=4"]) == wanted
 
 
 def test_a_family_is_verified_on_all_problems_that_are_named_else_on_its_geometries() -> None:

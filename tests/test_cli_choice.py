@@ -72,8 +72,8 @@ def test_values_of_another_size_are_for_float_caches_and_that_is_said(
         "paged_decode_f16 value_head_size",
     ]
     (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith("paged_decode_f16 is taken for 1x8192 h16/16 d192 value_head_size 128, ")
-    assert "since paged_decode_q8_switched does not solve that (keys and values" in told
+    assert told.startswith("paged_decode_f16 is used for 1x8192 h16/16 d192 value_head_size 128, ")
+    assert "because paged_decode_q8_switched cannot solve it (keys and values" in told
 
 
 def test_of_the_default_families_those_are_asked_that_have_what_only_names(
@@ -92,7 +92,7 @@ def test_of_the_default_families_those_are_asked_that_have_what_only_names(
     ]
     assert capsys.readouterr().err == ""
     assert chosen("Llama-3.1-8B", only=["token_lanes=4"]) == ["paged_decode_f16"]
-    assert "since paged_decode_q8 has nothing of what --only names" in capsys.readouterr().err
+    assert "because paged_decode_q8 has nothing of what --only names" in capsys.readouterr().err
     with pytest.raises(UnknownNameError, match="did you mean matrix"):
         chosen("Llama-3.1-8B", only=["strategy=matrices"])
     with pytest.raises(UnknownNameError, match="did you mean strategy"):
@@ -104,7 +104,7 @@ def test_a_window_that_no_context_reaches_beyond_is_searched_once(
 ) -> None:
     assert chosen("Gemma-2-9B", context="4096") == ["paged_decode_q8_switched softcap"]
     told, why = capsys.readouterr().err.splitlines()
-    assert why.startswith("paged_decode_q8_switched is taken for 1x4096 h16/8 d256 softcap 50, ")
+    assert why.startswith("paged_decode_q8_switched is used for 1x4096 h16/8 d256 softcap 50, ")
     assert told.startswith("1x4096 h16/8 d256 window 4096 softcap 50: left out of paged_decode_q8_")
     assert len(chosen("Gemma-2-9B", context="4097")) == 2
     assert chosen("Gemma-3-27B", context="512") == ["paged_decode_q8"]

@@ -100,6 +100,9 @@ def test_parse_values_changes_the_base() -> None:
     values = parse_values(TOY, ["width=64", " mode = tiled ", "tile=8"], TOY.baseline)
     assert values == {"mode": "tiled", "width": 64, "unroll": 1, "tile": 8, "split": 1}
     assert describe(values) == "mode=tiled width=64 unroll=1 tile=8 split=1"
+    # What is printed of a variant can be given back as it stands.
+    assert parse_values(TOY, [describe(values)], TOY.baseline) == values
+    assert parse_values(TOY, ["mode = tiled  width = 64", "tile=8"], TOY.baseline) == values
 
 
 def test_parse_values_drops_what_lost_its_meaning_but_not_what_was_asked_for() -> None:

@@ -71,8 +71,10 @@ def parse_only(assignments: Sequence[str]) -> Only:
     Raises:
         UsageError: an assignment without "=".
     """
+    from tuner.kernels import space
+
     only: dict[str, list[str]] = {}
-    for text in assignments:
+    for text in space.single_assignments(assignments):
         name, equals, value = (part.strip() for part in text.partition("="))
         if not equals:
             raise UsageError(f"--only {text!r} is no assignment: write name=value")

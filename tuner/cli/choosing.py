@@ -104,7 +104,7 @@ def _why_taken(tasks: Iterable[Task], info: DeviceInfo) -> list[str]:
         ):
             found.setdefault((family.name, why), []).append(problem)
     return [
-        f"{name} is taken for {_labels(problems)}, since {why}"
+        f"{name} is used for {_labels(problems)}, because {why}"
         for (name, why), problems in found.items()
     ]
 
@@ -120,7 +120,7 @@ def _passed_over(family: Family, problem: Problem, info: DeviceInfo) -> str | No
         refusals = space.refusals(before, problem, info)
         if not refusals:
             return f"{before.name} has nothing of what --only names"
-        why = f"{before.name} does not solve that ({refusals[0]})"
+        why = f"{before.name} cannot solve it ({refusals[0]})"
     return why
 
 

@@ -32,7 +32,8 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Set a parameter; the others keep the values of a known-good variant. Repeatable.",
+        help="Set a parameter; the others keep the values of a known-good variant. Repeatable; or "
+        "several in quotes, as tune prints a variant.",
     ),
 ]
 Only = Annotated[

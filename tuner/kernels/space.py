@@ -7,6 +7,7 @@ Parameters are taken in declared order, so `Parameter.used` may read only those 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -33,9 +34,12 @@ __all__ = [
     "reasons",
     "refusals",
     "require_legal",
+    "single_assignments",
     "starts",
     "why_none",
 ]
+
+_BETWEEN_ASSIGNMENTS = re.compile(r"\s+(?=\w+\s*=)")
 
 
 def legal(family: Family, problem: Problem, device: DeviceInfo) -> Variants:
@@ -166,6 +170,11 @@ def describe(values: Values) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())
 
 
+def single_assignments(texts: Iterable[str]) -> list[str]:
+    """Assignments "name=value", one each: a text may have several, as `describe` writes them."""
+    return [part for text in texts for part in _BETWEEN_ASSIGNMENTS.split(text.strip())]
+
+
 def parse_values(family: Family, assignments: Iterable[str], base: Values) -> Values:
     """`base` changed by assignments "name=value"; the result may be illegal.
 
@@ -178,7 +187,7 @@ def parse_values(family: Family, assignments: Iterable[str], base: Values) -> Va
         UnknownNameError: no such parameter or value; names the nearest.
     """
     assigned: dict[str, Value] = {}
-    for text in assignments:
+    for text in single_assignments(assignments):
         name, equals, value = (part.strip() for part in text.partition("="))
         if not equals:
             raise UsageError(f"{text!r} is no assignment: write name=value")
