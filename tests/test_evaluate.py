@@ -243,6 +243,7 @@ def test_what_all_copies_read_fills_the_footprint_within_the_memory() -> None:
     heap = MemoryHeap(size_bytes=2**30, device_local=True, budget_bytes=10 * mib)
     assert copies_for(mib, toy_device(memory_heaps=(heap,)), mib // 8) == 8
     assert copies_for(2**40, gpu, 2**40) == 1
+    assert copies_for(4096, gpu, 4096) == 1024
 
 
 def test_a_problem_that_does_not_fit_is_refused_with_sizes() -> None:

@@ -21,6 +21,9 @@ from tuner.runner.protocol import Execution, OutputSpec, Runner
 GPU_FOOTPRINT_BYTES = 512 * 2**20
 CPU_FOOTPRINT_BYTES = 64 * 2**20
 MOST_BYTES = 8 * 2**30
+MOST_COPIES = 1024
+"""Each costs the host a descriptor set, and a launch that finds it cold. Operands of which even so
+many fit in a cache come from the kernel before, out of that cache, in an engine, too."""
 BUDGET_SHARE = 0.8
 """Share of the device's memory that the timed copies may take."""
 TIMING_INPUTS = "timing"
@@ -144,9 +147,9 @@ def copies_for(
     """How many copies of operands of `nbytes`, of which a launch reads some, samples rotate over.
 
     As many as make what all of them read up to `footprint_bytes` (default: 512 MiB, several times
-    the last-level cache of any GPU), at least one, but in all no more than 8 GiB and 80 % of the
-    device's memory: a kernel that reads a few KiB of large operands finds them in the cache. On CPU
-    drivers, whose memory is the host's, all copies make up 64 MiB.
+    the last-level cache of any GPU), at least one, but no more than 1,024, and in all no more than
+    8 GiB and 80 % of the device's memory: a kernel that reads a few KiB finds them in the cache. On
+    CPU drivers, whose memory is the host's, all copies make up 64 MiB.
     """
     if footprint_bytes is None:
         footprint_bytes = CPU_FOOTPRINT_BYTES if device.is_cpu else GPU_FOOTPRINT_BYTES
@@ -159,7 +162,7 @@ def copies_for(
     wanted = -(-footprint_bytes // max(1, counted))
     room = min(MOST_BYTES, int(BUDGET_SHARE * max(heaps))) if heaps else 0
     fitting = room // max(1, nbytes)
-    return max(1, min(wanted, fitting))
+    return max(1, min(wanted, fitting, MOST_COPIES))
 
 
 def operand_bytes(operands: Operands) -> int:

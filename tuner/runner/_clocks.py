@@ -17,7 +17,7 @@ from tuner.runner._launch import Launch
 from tuner.runner._sampling import REFERENCES, Submission, Timed, elapsed, stamp_trouble
 
 _CAPACITY = 512
-_QUERIES = 1 + 2 * (_CAPACITY + REFERENCES)
+_QUERIES = 2 + 2 * (_CAPACITY + REFERENCES)
 _ALL_COMMANDS = _vk.binding.VK_PIPELINE_STAGE_ALL_COMMANDS_BIT
 _EMPTY_SUBMISSIONS = 9
 _HOST_REFERENCES = 32
@@ -91,32 +91,34 @@ class DeviceClock:
         return stamp_trouble(stamps, self._timestamps.device.info.timestamp_valid_bits)
 
     def _stamps(self, submission: Submission) -> list[int]:
-        """Run a submission: the stamps at its begin and behind the load, and of each sample."""
+        """Run a submission: the stamps at its begin, behind fill and load, and of each sample."""
         timed = submission.samples + submission.references
-        count = 1 + 2 * timed
+        count = 2 + 2 * timed
         recording = self._commands.begin()
         _vk.lib.vkCmdResetQueryPool(recording, self._timestamps.pool, 0, count)
         TRANSFER_TO_COMPUTE.record(recording)
         self._stamp(recording, 0)
+        self._fill(recording, submission.fill)
+        self._stamp(recording, 1)
         for _ in range(submission.load):
             self._rotation.record(recording)
         for number in range(timed):
             COMPUTE_TO_COMPUTE.record(recording)
-            self._stamp(recording, 1 + 2 * number)
+            self._stamp(recording, 2 + 2 * number)
             if number < submission.samples:
                 for _ in range(submission.launches):
                     self._rotation.record(recording)
             else:
                 self._reference.record(recording, 0)
-            self._stamp(recording, 2 + 2 * number)
+            self._stamp(recording, 3 + 2 * number)
         self._commands.submit()
         self._commands.wait(f"{submission.load} launches and {timed} timed ones")
         return self._timestamps.read(count)
 
-    def break_down(self, load: int, samples: int) -> list[tuple[float, ...]]:
+    def break_down(self, fill: int, load: int, samples: int) -> list[tuple[float, ...]]:
         """Nanoseconds of each stretch between barriers, for every launch of which there is room.
 
-        All in one submission, behind `load` launches.
+        All in one submission, behind `fill` launches of the reference kernel and `load` launches.
         """
         stretches = self._rotation.launch.intervals
         samples = min(samples, _QUERIES // (stretches + 1))
@@ -124,6 +126,7 @@ class DeviceClock:
         count = samples * (stretches + 1)
         _vk.lib.vkCmdResetQueryPool(recording, self._timestamps.pool, 0, count)
         TRANSFER_TO_COMPUTE.record(recording)
+        self._fill(recording, fill)
         for _ in range(load):
             self._rotation.record(recording)
         queries = iter(range(count))
@@ -137,6 +140,10 @@ class DeviceClock:
         ticks = [elapsed(each, info.timestamp_valid_bits) for each in parts]
         return [tuple(part) for part in zip(*_scaled(ticks, info.timestamp_period_ns), strict=True)]
 
+    def _fill(self, recording: Any, launches: int) -> None:
+        for _ in range(launches):
+            self._reference.record(recording, 0)
+
     def _stamp(self, recording: Any, query: int) -> None:
         _vk.lib.vkCmdWriteTimestamp(recording, _ALL_COMMANDS, self._timestamps.pool, query)
 
@@ -144,12 +151,15 @@ class DeviceClock:
         info = self._timestamps.device.info
         ticks = elapsed(stamps, info.timestamp_valid_bits)
         self._step_ticks = math.gcd(self._step_ticks, *ticks)
-        load_ns, *timed_ns = (each * info.timestamp_period_ns for each in (ticks[0], *ticks[1::2]))
+        fill_ns, load_ns, *timed_ns = (
+            each * info.timestamp_period_ns for each in (ticks[0], ticks[1], *ticks[2::2])
+        )
         samples = timed_ns[: submission.samples]
         return Timed(
             load_ns=load_ns,
             samples_ns=tuple(ns / submission.launches for ns in samples),
             references_ns=tuple(timed_ns[submission.samples :]),
+            fill_ns=fill_ns,
         )
 
 
@@ -181,6 +191,7 @@ class HostClock:
 
     def run(self, submission: Submission) -> Timed:
         """See `Clock.run`."""
+        fill_ns = self._submission(self._reference, submission.fill) if submission.fill else 0.0
         if submission.launches > 1:
             ends = self._stream.run(
                 self._rotation, submission.load, submission.launches, submission.samples
@@ -200,6 +211,7 @@ class HostClock:
                 max(1.0, self._alone(self._reference, _HOST_REFERENCES))
                 for _ in range(submission.references)
             ),
+            fill_ns=fill_ns,
         )
 
     def _alone(self, rotation: Rotation, launches: int) -> float:

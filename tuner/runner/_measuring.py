@@ -15,10 +15,13 @@ from tuner.runner._clocks import DeviceClock, HostClock, Timestamps
 from tuner.runner._commands import Commands
 from tuner.runner._launch import Launch
 from tuner.runner._reference import Reference
-from tuner.runner._sampling import MAX_LOAD_LAUNCHES, MS, Taken
+from tuner.runner._sampling import MS, REFERENCE_NS, Taken, load_of
 from tuner.runner._settling import Care, SettledClock, take_settled
 from tuner.runner._staging import Staging
 from tuner.runner.protocol import Measurement, MeasurePlan
+
+MOST_BACK_TO_BACK = 20_000
+"""Launches of a submission whose energy is metered: the host records them, too."""
 
 
 class Measuring:
@@ -85,11 +88,11 @@ class Measuring:
         idle_ms = 1000 * (time.monotonic() - self._measured_at)
         if self._reference is None or idle_ms > MeasurePlan().settle_idle_ms:
             return
-        launches = max(1, math.ceil(load_ms * MS / self._settled.reference_ns))
+        launches = max(1, math.ceil(load_ms * MS / REFERENCE_NS))
 
         def record(recording: Any) -> None:
             assert self._reference is not None
-            for _ in range(min(launches, MAX_LOAD_LAUNCHES)):
+            for _ in range(launches):
                 self._reference.launch.record(recording, 0)
 
         self._commands.run("keeping warm", record)
@@ -132,7 +135,7 @@ class Measuring:
             return None
         each_ns = max(statistics.median_low(taken.samples_ns), 1.0)
         part_ms = min(plan.max_submission_ms, plan.energy_ms / 8)
-        launches = min(max(1, int(part_ms * MS / each_ns)), MAX_LOAD_LAUNCHES)
+        launches = min(max(1, int(part_ms * MS / each_ns)), MOST_BACK_TO_BACK)
         submissions = math.ceil(plan.energy_ms * MS / (launches * each_ns))
         with metered(self._observer) as meter:
             ends = self._stream.run(rotation, launches, launches, submissions)
@@ -150,9 +153,10 @@ def _breakdown(
     if plan.breakdown_samples < 1 or len(intervals) < 2 or not isinstance(clock, DeviceClock):
         return ()
     each_ns = max(statistics.median_low(taken.samples_ns), 1.0)
-    fitting = max(2, int(plan.max_submission_ms * MS / each_ns))
-    load = min(math.ceil(plan.warmup_ms * MS / each_ns), MAX_LOAD_LAUNCHES, fitting // 2)
-    stretches = clock.break_down(load, min(plan.breakdown_samples, fitting - load))
+    half_ns = max(each_ns, plan.max_submission_ms * MS / 2)
+    fill, load = load_of(min(plan.warmup_ms * MS, half_ns), each_ns)
+    samples = min(plan.breakdown_samples, int(half_ns / each_ns))
+    stretches = clock.break_down(fill, load, samples)
     return tuple(
         IntervalTimes(passes=passes, samples_ns=samples)
         for passes, samples in zip(intervals, stretches, strict=True)

@@ -17,8 +17,13 @@ from tuner.errors import VulkanError
 from tuner.runner.protocol import MeasurePlan
 from tuner.timing import EndedBy
 
-MAX_LOAD_LAUNCHES = 20_000
-"""Launches of load in a submission: what they cost the host to record is bounded, too."""
+SHORT_NS = 20_000.0
+"""A launch that takes less may be over before the host has recorded the next: in a load of nothing
+else the device would idle most of the time."""
+MAX_SHORT_LAUNCHES = 256
+"""Of short launches no more are load; the rest of the time is filled by the reference kernel."""
+REFERENCE_NS = 70_000.0
+"""What a launch of the reference kernel takes at 2 GHz; on a slower clock it fills more time."""
 REFERENCES = 3
 """Launches of the reference kernel behind the samples of a submission."""
 MS = 1e6
@@ -33,9 +38,11 @@ _RETRIES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """What one submission holds, in this order: `load` launches, `samples` samples of `launches`
-    launches each, `references` launches of the reference kernel."""
+    """What one submission holds, in this order: `fill` launches of the reference kernel and `load`
+    launches, which are not timed one by one, `samples` samples of `launches` launches each,
+    `references` launches of the reference kernel."""
 
+    fill: int = 0
     load: int = 0
     samples: int = 0
     launches: int = 1
@@ -44,11 +51,13 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Nanoseconds: of all the load; of a launch, by sample; of each launch of the reference."""
+    """Nanoseconds: of all the load; of a launch, by sample; of each launch of the reference behind
+    the samples; of all the filling in front of the load."""
 
     load_ns: float
     samples_ns: tuple[float, ...] = ()
     references_ns: tuple[float, ...] = ()
+    fill_ns: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,29 +124,45 @@ def next_submission(
     `estimate_ns` is what a launch takes by the best estimate.
     """
     each = max(estimate_ns, 1.0)
-    fitting = int(plan.max_submission_ms * MS / each)
+    most_ns = plan.max_submission_ms * MS
     load_ns = plan.warmup_ms * MS * (1.0 if first else _REWARM)
-    load = min(math.ceil(load_ns / each), MAX_LOAD_LAUNCHES, max(0, fitting - launches))
-    room = max(1, (fitting - load) // launches)
+    fill, load = load_of(min(load_ns, max(0.0, most_ns - launches * each)), each)
+    load = min(load, max(0, int(most_ns / each) - launches))
+    room_ns = most_ns - fill * REFERENCE_NS - load * each
+    room = max(1, int(room_ns / (launches * each)))
     return Submission(
-        load=load, samples=min(wanted, room), launches=launches, references=REFERENCES
+        fill=fill, load=load, samples=min(wanted, room), launches=launches, references=REFERENCES
     )
+
+
+def load_of(load_ns: float, each_ns: float) -> tuple[int, int]:
+    """Launches of the reference kernel, then of the job, that load the device for so long.
+
+    The job itself, `each_ns` a launch, is the load that its samples shall find the device under. Of
+    a job that ends before the host has recorded the next launch, a few launches stand behind others
+    of the reference kernel.
+    """
+    each = max(each_ns, 1.0)
+    load = math.ceil(load_ns / each)
+    if each >= SHORT_NS or load <= MAX_SHORT_LAUNCHES:
+        return 0, load
+    return math.ceil((load_ns - MAX_SHORT_LAUNCHES * each) / REFERENCE_NS), MAX_SHORT_LAUNCHES
 
 
 def _estimate(clock: Clock, plan: MeasurePlan) -> float:
     """Time of a launch, nanoseconds: one alone, then some behind a short load."""
     estimate_ns = clock.run(Submission(samples=1)).samples_ns[0]
     load_ns = min(plan.warmup_ms * _PROBE, plan.max_submission_ms) * MS
-    launches = min(int(load_ns / max(estimate_ns, 1.0)), MAX_LOAD_LAUNCHES)
-    if launches < 1:
+    if load_ns < estimate_ns:
         return estimate_ns
-    return min(clock.run(Submission(load=launches, samples=2)).samples_ns)
+    fill, load = load_of(load_ns, estimate_ns)
+    return min(clock.run(Submission(fill=fill, load=load, samples=2)).samples_ns)
 
 
 def _too_cold(plan: MeasurePlan, made: Submission, timed: Timed, estimate_ns: float) -> bool:
     """The estimate was taken on a slow clock, so the load came out too short."""
     planned = min(plan.warmup_ms * MS, made.load * estimate_ns)
-    return 0 < made.load < MAX_LOAD_LAUNCHES and timed.load_ns < _WARM_ENOUGH * planned
+    return made.load > 0 and timed.load_ns < _WARM_ENOUGH * planned
 
 
 def elapsed(stamps: Sequence[int], valid_bits: int) -> list[int]:

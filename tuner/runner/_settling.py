@@ -17,12 +17,12 @@ from typing import Literal
 
 from tuner.records import ClockState
 from tuner.runner._sampling import (
-    MAX_LOAD_LAUNCHES,
     MS,
     REFERENCES,
     Clock,
     Submission,
     Taken,
+    load_of,
     take_samples,
 )
 from tuner.runner.protocol import MeasurePlan
@@ -119,10 +119,10 @@ def settle(clock: Clock, plan: MeasurePlan) -> Settled:
     spent_ns = each_ns
     slice_ns = min(SLICE_MS, plan.max_submission_ms) * MS
     while True:
-        count = min(max(1, int(slice_ns / max(each_ns, 1.0))), MAX_LOAD_LAUNCHES)
-        timed = clock.run(Submission(load=count, references=REFERENCES))
-        spent_ns += timed.load_ns + sum(timed.references_ns)
-        each_ns = timed.load_ns / count
+        fill, load = load_of(slice_ns, each_ns)
+        timed = clock.run(Submission(fill=fill, load=load, references=REFERENCES))
+        spent_ns += timed.fill_ns + timed.load_ns + sum(timed.references_ns)
+        each_ns = timed.load_ns / load
         looks.append(Look(spent_ns, statistics.median(timed.references_ns)))
         if spent_ns >= plan.settle_ms * MS and is_steady(looks):
             return _settled(spent_ns, looks, steady=True)
