@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tuner.errors import OutOfMemoryError, UnknownNameError, UsageError
 from tuner.kernels import space
 from tuner.kernels.base import Family
 from tuner.problems import PagedDecodeProblem
+from tuner.records import ClockState
 from tuner.search import ProblemResult, RunResult
 
 PROBLEM = decode(8, 16_384)
@@ -182,6 +184,57 @@ def test_what_cannot_fit_is_known_without_making_operands() -> None:
     assert error is not None
     assert error.needed_bytes == TOY.operand_bytes(too_large) > room
     assert error.available_bytes <= room
+
+
+def test_a_family_solves_problems_of_its_own_kind_alone() -> None:
+    lists = "q8_selected:tokens=4096,query_heads=8,kv_heads=2,head_size=64,visible=128"
+    dense = "q8_decode:tokens=4096,query_heads=8,kv_heads=2,head_size=64"
+    choice = options.ProblemChoice(shapes=[lists, dense])
+    for name, kind in (
+        ("attn_partials_q8", "q8_decode"),
+        ("attn_partials_selected_q8", "q8_selected"),
+    ):
+        found = choice.problems(kernels.family(name), gpu())
+        assert [str(type(each).__struct_config__.tag) for each in found] == [kind]
+    with pytest.raises(UsageError, match=r"what was given: attn_partials_selected_q8$"):
+        options.ProblemChoice(shapes=[lists]).required(kernels.family("attn_partials_q8"), gpu())
+
+
+@pytest.mark.parametrize(
+    ("reference_ns", "said"),
+    [((72e3, 73e3), None), ((72e3, 160e3, 155e3), "155"), ((160e3,), "160"), ((), None)],
+)
+def test_tune_says_what_was_timed_on_a_lower_clock(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    reference_ns: tuple[float, ...],
+    said: str | None,
+) -> None:
+    other = decode(2, 512)
+    results = tuple(
+        ProblemResult(
+            family=kernels.family(FAMILY),
+            problem=problem,
+            ended="trials",
+            best=made_record(problem, clock_state=ClockState(reference_ns=taken)),
+        )
+        for problem, taken in ((PROBLEM, reference_ns), (other, (72e3,)))
+    )
+    ran = summary.Ran(
+        info=gpu(),
+        result=RunResult(problems=results, interrupted=False, seconds=1.0),
+        written=summary.Written(),
+        calibration=None,
+        folder=tmp_path,
+    )
+    summary.print_result(ran)
+    told = capsys.readouterr().err
+    assert ("on a lower clock" in told) == (said is not None)
+    if said:
+        assert f"{PROBLEM.label} ({said} µs)" in told
+        assert other.label not in told
+    summary.print_result(replace(ran, info=software()))
+    assert "on a lower clock" not in capsys.readouterr().err
 
 
 def test_a_problem_that_does_not_fit_is_told_beside_the_others(

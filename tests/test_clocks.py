@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import numpy as np
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 QUICK = MeasurePlan(warmup_ms=1.0, precision=0.0, min_samples=3, max_samples=5, budget_ms=1.0)
 _GRAPHICS, _COMPUTE = 1, 2
-LAUNCH_TICKS, REFERENCE_TICKS, GAP_TICKS = 900, 70, 11
+LAUNCH_TICKS, REFERENCE_TICKS, FILL_TICKS, GAP_TICKS = 900, 70, 310, 11
 
 
 @dataclass
@@ -84,7 +84,8 @@ def pretended_clock(
     monkeypatch.setattr(_clocks, "COMPUTE_TO_COMPUTE", Counted(0))
     monkeypatch.setattr(_clocks, "TRANSFER_TO_COMPUTE", Counted(0))
     parts: tuple[Any, ...] = (Queries(), Commands(), Counted(LAUNCH_TICKS))
-    clock = _clocks.DeviceClock(*parts, Counted(REFERENCE_TICKS))  # type: ignore[arg-type]
+    reference = SimpleNamespace(launch=Counted(REFERENCE_TICKS), fill=Counted(FILL_TICKS))
+    clock = _clocks.DeviceClock(*parts, cast(Any, reference))
     monkeypatch.setattr(clock, "_stamp", device.stamp)
     return clock, device
 
@@ -106,7 +107,8 @@ def test_stamps_of_any_width_and_period_give_the_same_times(
     from tuner.runner._sampling import Submission
 
     clock, _ = pretended_clock(monkeypatch, bits, period_ns, 2**bits - before_wrap)
-    timed = clock.run(Submission(load=3, samples=4, launches=2, references=2))
+    timed = clock.run(Submission(fill=5, load=3, samples=4, launches=2, references=2))
+    assert timed.fill_ns == pytest.approx((5 * FILL_TICKS + GAP_TICKS) * period_ns)
     assert timed.load_ns == pytest.approx((3 * LAUNCH_TICKS + GAP_TICKS) * period_ns)
     each_ns = (2 * LAUNCH_TICKS + GAP_TICKS) / 2 * period_ns
     assert timed.samples_ns == pytest.approx((each_ns,) * 4)

@@ -198,7 +198,7 @@ class ProblemChoice:
         found = self._named()
         if self.workload == DEFAULT or not self.said:
             found += _defaults(family, device)
-        return tuple(dict.fromkeys(p for p in found if isinstance(p, family.problem_type)))
+        return tuple(dict.fromkeys(p for p in found if type(p) is family.problem_type))
 
     def required(self, family: Family, device: DeviceInfo | None) -> tuple[Problem, ...]:
         """As `problems`, for a command about this family alone.
@@ -212,7 +212,7 @@ class ProblemChoice:
         if not found:
             given = tuple({type(problem) for problem in self._named()})
             others = kernels.families()
-            able = [each.name for each in others if issubclass(each.problem_type, given)]
+            able = [each.name for each in others if each.problem_type in given]
             raise UsageError(
                 f"{family.name} solves problems of the kind {family.kind}, and none was given: "
                 f"write --shape {family.kind}:NAME=VALUE,…, or choose a family that solves what "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tuner.device_info import DeviceInfo
-    from tuner.records import Calibration, Record, State
+    from tuner.records import Calibration, ClockState, Record, State
     from tuner.results import Outcome
     from tuner.search import ProblemResult, RunResult, Task
+
+
+LOWER_CLOCK = 1.05
+"""So many times as long the reference kernel takes on a clock that is called lower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +99,8 @@ def print_result(ran: Ran) -> None:
         if path is not None:
             say(f"  {path}")
     warn_of_host_clock(each.best for each in result.problems if each.best)
+    if lower := _lower_clocks(ran, named):
+        note(lower)
     if written.error:
         what = "not exported" if written.best_config is None else "not everything was written"
         note(f"{what}: {written.error}")
@@ -125,6 +133,32 @@ def _shortage(result: RunResult) -> str | None:
     if result.seconds_over >= 1:
         said += f", and even so the run took {result.seconds_over:.0f} s more"
     return f"{said}; give more --seconds, and the same command goes on from here"
+
+
+def _lower_clocks(ran: Ran, named: Sequence[tuple[ProblemResult, str]]) -> str | None:
+    """Which problems were timed on a lower clock than others, by the reference kernel's times."""
+    if ran.info.is_cpu:
+        return None
+    taken = {name: _reference_ns(each.best.clock_state) for each, name in named if each.best}
+    calibrated = None if ran.calibration is None else ran.calibration.clock_state
+    best_ns = min((*taken.values(), _reference_ns(calibrated)), default=math.inf)
+    lower = [
+        f"{name} ({microseconds(ns)} µs)"
+        for name, ns in taken.items()
+        if best_ns * LOWER_CLOCK < ns < math.inf
+    ]
+    if not lower:
+        return None
+    return (
+        f"on a lower clock than the device can have (the reference kernel took longer than "
+        f"{microseconds(best_ns)} µs) was timed: {', '.join(lower)}; such times are too long, if "
+        "nothing but pauses lowered it, and right where power or heat does"
+    )
+
+
+def _reference_ns(state: ClockState | None) -> float:
+    """What the reference kernel took, in the middle; infinite where it was not timed."""
+    return math.inf if state is None else statistics.median(state.reference_ns or (math.inf,))
 
 
 def _row(result: ProblemResult, written: Written, name: str) -> tuple[str, ...]:

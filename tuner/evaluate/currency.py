@@ -94,7 +94,7 @@ class Currency:
             UnknownNameError, IllegalVariantError: there is no such variant any more.
         """
         family, problem = self._family_of(record.family), record.problem
-        if not isinstance(problem, family.problem_type):
+        if type(problem) is not family.problem_type:
             kind = f"the family solves problems of the kind {family.kind}"
             raise IllegalVariantError(family.name, problem.label, (kind,))
         card, rules = self._place(family, problem, record.device_uuid)

@@ -13,7 +13,7 @@ from tuner import _vk
 from tuner.device import Device
 from tuner.runner._back_to_back import BackToBack, Rotation
 from tuner.runner._commands import COMPUTE_TO_COMPUTE, TRANSFER_TO_COMPUTE, Commands
-from tuner.runner._launch import Launch
+from tuner.runner._reference import Reference
 from tuner.runner._sampling import REFERENCES, Submission, Timed, elapsed, stamp_trouble
 
 _CAPACITY = 512
@@ -65,7 +65,7 @@ class DeviceClock:
     capacity = _CAPACITY
 
     def __init__(
-        self, timestamps: Timestamps, commands: Commands, rotation: Rotation, reference: Launch
+        self, timestamps: Timestamps, commands: Commands, rotation: Rotation, reference: Reference
     ) -> None:
         self._timestamps = timestamps
         self._commands = commands
@@ -109,7 +109,7 @@ class DeviceClock:
                 for _ in range(submission.launches):
                     self._rotation.record(recording)
             else:
-                self._reference.record(recording, 0)
+                self._reference.launch.record(recording, 0)
             self._stamp(recording, 3 + 2 * number)
         self._commands.submit()
         self._commands.wait(f"{submission.load} launches and {timed} timed ones")
@@ -142,7 +142,7 @@ class DeviceClock:
 
     def _fill(self, recording: Any, launches: int) -> None:
         for _ in range(launches):
-            self._reference.record(recording, 0)
+            self._reference.fill.record(recording, 0)
 
     def _stamp(self, recording: Any, query: int) -> None:
         _vk.lib.vkCmdWriteTimestamp(recording, _ALL_COMMANDS, self._timestamps.pool, query)
@@ -179,11 +179,11 @@ class HostClock:
     step_ns = 0.0
 
     def __init__(
-        self, commands: Commands, rotation: Rotation, reference: Launch, stream: BackToBack
+        self, commands: Commands, rotation: Rotation, reference: Reference, stream: BackToBack
     ) -> None:
         self._commands = commands
         self._rotation = rotation
-        self._reference = Rotation(reference)
+        self._reference, self._fill = Rotation(reference.launch), Rotation(reference.fill)
         self._stream = stream
         self.overhead_ns = statistics.median(
             self._submission(rotation, 0) for _ in range(_EMPTY_SUBMISSIONS)
@@ -191,7 +191,7 @@ class HostClock:
 
     def run(self, submission: Submission) -> Timed:
         """See `Clock.run`."""
-        fill_ns = self._submission(self._reference, submission.fill) if submission.fill else 0.0
+        fill_ns = self._submission(self._fill, submission.fill) if submission.fill else 0.0
         if submission.launches > 1:
             ends = self._stream.run(
                 self._rotation, submission.load, submission.launches, submission.samples

@@ -93,7 +93,7 @@ class Measuring:
         def record(recording: Any) -> None:
             assert self._reference is not None
             for _ in range(launches):
-                self._reference.launch.record(recording, 0)
+                self._reference.fill.record(recording, 0)
 
         self._commands.run("keeping warm", record)
         self._measured_at = time.monotonic()
@@ -111,15 +111,13 @@ class Measuring:
             self._reference = Reference(self._memory, self._staging, self._commands)
             if has_timestamps:
                 self._trouble = self._device_clock(Rotation(self._reference.launch)).trouble()
-        reference = self._reference.launch
         if plan.clock == "device" and has_timestamps and self._trouble is None:
             return self._device_clock(rotation)
-        return HostClock(self._commands, rotation, reference, self._stream)
+        return HostClock(self._commands, rotation, self._reference, self._stream)
 
     def _device_clock(self, rotation: Rotation) -> DeviceClock:
         assert self._reference is not None
-        reference = self._reference.launch
-        return DeviceClock(self._timestamps, self._commands, rotation, reference)
+        return DeviceClock(self._timestamps, self._commands, rotation, self._reference)
 
     def _care(self, plan: MeasurePlan) -> Care:
         if plan.settle == "always":
