@@ -40,7 +40,7 @@ QUERY_PADDING = 12
 WIDE_CACHE = 4096
 """Numbers a token has in each cache beyond which long validation contexts are halved."""
 SLAB_BYTES = 64 * 2**20
-"""Timed caches repeat a random slab of this size, which is larger than a last-level cache."""
+"""Timed caches repeat a random slab of this size: drawing all of their numbers takes minutes."""
 WIDE_GROUP = 32
 """Query heads per KV head beyond which contexts are shorter too: lavapipe before Mesa 23 ends a
 kernel's loops, all together, at 65,535 rounds, and a large group goes round most."""
@@ -64,12 +64,9 @@ def make_operands(
     if inputs == "timing":
         return _timing_operands(problem, np.random.default_rng([seed, 0]), layout)
     pool = float_pool(problem, inputs, seed)
-    padding = 0 if inputs == "equal_logits" else QUERY_PADDING
-    query = np.full((problem.sequences, problem.query_heads * problem.head_size + padding), np.nan)
-    query[:, : query.shape[1] - padding] = pool.query.reshape(problem.sequences, -1)
     return _operands(
         problem,
-        query=query.astype(np.float32),
+        query=padded_query(pool.query, inputs),
         key_cache=_laid_out(_poisoned_cache(pool.keys, pool.live), layout),
         value_cache=_laid_out(_poisoned_cache(pool.values, pool.live), layout),
         block_table=pool.block_table,
@@ -140,6 +137,13 @@ def _operands(
     )
 
 
+def padded_query(query: Floats, inputs: str) -> Floats:
+    """Queries [S, H, D] as rows of float32 [S, H * D + padding], NaN in all that is not theirs."""
+    padding = 0 if inputs == "equal_logits" else QUERY_PADDING
+    rows = query.reshape(len(query), -1)
+    return np.pad(rows, ((0, 0), (0, padding)), constant_values=np.nan)
+
+
 def timing_scalars(problem: PagedDecodeProblem) -> dict[str, int | float]:
     """The scalars of `make_operands(problem, "timing", …)`, without the arrays."""
     return shared_scalars(problem) | switch_scalars(problem) | {"num_sequences": problem.sequences}
@@ -208,13 +212,7 @@ def _random_cache(
     scales = rng.uniform(0.015, 0.025, slab.shape[:-1]).astype(np.float32)
     slab[..., -1] = scales.view(np.uint32)
     slab = _laid_out(slab, layout)
-    if slab_blocks == blocks:
-        return slab
-    cache = np.empty((blocks, *slab.shape[1:]), np.uint32)
-    for first in range(0, blocks, slab_blocks):
-        part = cache[first : first + slab_blocks]
-        part[...] = slab[: len(part)]
-    return cache
+    return np.resize(slab, (blocks, *slab.shape[1:]))
 
 
 def _poisoned_cache(vectors: Floats, live: npt.NDArray[np.bool_]) -> Words:

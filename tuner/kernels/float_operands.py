@@ -22,8 +22,8 @@ import numpy.typing as npt
 from tuner.errors import UsageError
 from tuner.kernels.base import Operands
 from tuner.kernels.decode_operands import (
-    QUERY_PADDING,
     SLAB_BYTES,
+    padded_query,
     permuted_table,
     step_bytes,
     timed_blocks,
@@ -84,9 +84,6 @@ def make_operands(
     if inputs == "timing":
         return _timing_operands(problem, np.random.default_rng([seed, 0]), cache)
     pool = float_pool(problem, inputs, seed)
-    padding = 0 if inputs == "equal_logits" else QUERY_PADDING
-    query = np.full((problem.sequences, problem.query_heads * problem.head_size + padding), np.nan)
-    query[:, : query.shape[1] - padding] = pool.query.reshape(problem.sequences, -1)
     dead = np.broadcast_to(~pool.live[:, None, :], pool.keys.shape[:-1])
     for vectors in (pool.keys, pool.values):
         # A device may read what is no normal number of the cache's type as zero.
@@ -94,7 +91,7 @@ def make_operands(
         vectors[dead] = np.nan
     return _operands(
         problem,
-        query=query.astype(np.float32),
+        query=padded_query(pool.query, inputs),
         key_cache=pack_keys(pool.keys.astype(cache.dtype), cache.packet),
         value_cache=np.ascontiguousarray(pool.values.astype(cache.dtype).swapaxes(-1, -2)),
         block_table=pool.block_table,
@@ -163,11 +160,4 @@ def _random_cache(shape: tuple[int, ...], rng: np.random.Generator, cache: Cache
     row_bytes = cache.dtype.itemsize * int(np.prod(shape[1:]))
     slab_blocks = min(shape[0], max(1, SLAB_BYTES // row_bytes))
     drawn = 2 * rng.random((slab_blocks, *shape[1:]), np.float32) - 1
-    slab = drawn.astype(cache.dtype)
-    if slab_blocks == shape[0]:
-        return slab
-    pool = np.empty(shape, cache.dtype)
-    for first in range(0, shape[0], slab_blocks):
-        part = pool[first : first + slab_blocks]
-        part[...] = slab[: len(part)]
-    return pool
+    return np.resize(drawn.astype(cache.dtype), shape)
