@@ -100,7 +100,3 @@ def test_it_is_repeated_only_when_due() -> None:
     third = calibration.up_to_date(slower, "three", [first, second])
     assert third.is_full
     assert third.reason.startswith("the read bandwidth is -13.0 % off")
-    latest = calibration.latest_full([first, second, changed(third, time=LATER)], gpu())
-    assert latest is not None
-    assert latest.session == "three"
-    assert calibration.latest_full([second], gpu()) is None

@@ -276,15 +276,6 @@ def test_find_gives_the_newest_record_of_a_variant(tmp_path: Path) -> None:
     assert Store(tmp_path, read_only=True).find(old.variant) == new
 
 
-def test_by_problem_keeps_every_record_once(tmp_path: Path) -> None:
-    made = made_run([decode(1, 4096), decode(8, 4096)], trials=5)
-    with Store(tmp_path) as store:
-        store.extend(made)
-        groups = store.by_problem()
-    assert [problem for _, problem in groups] == [decode(1, 4096), decode(8, 4096)]
-    assert sum(groups.values(), ()) == made
-
-
 def test_calibrations_and_device_are_kept(tmp_path: Path) -> None:
     old = made_calibration()
     new = msgspec.structs.replace(old, time="2026-12-01T00:00:00Z", read_gb_s=4650.0)

@@ -123,16 +123,6 @@ def why_full(fresh: Calibration, known: Iterable[Calibration], info: DeviceInfo)
     return None
 
 
-def latest_full(known: Iterable[Calibration], info: DeviceInfo) -> Calibration | None:
-    """The newest full calibration of the device with its driver."""
-    ours = [
-        each
-        for each in known
-        if each.is_full and (each.device_uuid, each.driver) == (info.uuid, info.driver)
-    ]
-    return max(ours, key=lambda each: each.time, default=None)
-
-
 def _curve(runner: Runner, transfer: Transfer, sizes: tuple[int, ...]) -> Curve:
     points = runner.bandwidth_curve(transfer, sizes)
     return Curve(

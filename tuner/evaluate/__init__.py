@@ -9,6 +9,7 @@ from tuner.evaluate.building import (
     pack_push,
     render_context,
     render_passes,
+    unpack_push,
     variant_key,
 )
 from tuner.evaluate.currency import Currency, Sifted
@@ -49,6 +50,7 @@ __all__ = [
     "render_passes",
     "time_again",
     "time_prepared",
+    "unpack_push",
     "utc_now",
     "variant_key",
 ]

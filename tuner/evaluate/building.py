@@ -253,12 +253,21 @@ def pack_push(family: Family, push: Scalars) -> bytes:
     Raises:
         KeyError: a field of the family has no value.
     """
-    layout = "<" + "".join(_PUSH_FORMAT[field.type] for field in family.push_fields)
     values = (
         float(push[field.name]) if field.type == "float" else int(push[field.name])
         for field in family.push_fields
     )
-    return struct.pack(layout, *values)
+    return struct.pack(_push_layout(family), *values)
+
+
+def unpack_push(family: Family, raw: bytes) -> dict[str, int | float]:
+    """What `pack_push` made the bytes of."""
+    names = [field.name for field in family.push_fields]
+    return dict(zip(names, struct.unpack(_push_layout(family), raw), strict=True))
+
+
+def _push_layout(family: Family) -> str:
+    return "<" + "".join(_PUSH_FORMAT[field.type] for field in family.push_fields)
 
 
 def variant_key(

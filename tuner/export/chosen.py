@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ import tuner
 from tuner import kernels
 from tuner.device_info import DeviceInfo
 from tuner.errors import IllegalVariantError, ResultsError, TunerError, UnknownNameError
+from tuner.evaluate import unpack_push
 from tuner.export import bundle
 from tuner.export.best_config import (
     FILE_NAME,
@@ -47,8 +47,6 @@ from tuner.runner.protocol import Job, JobPass
 
 Build = Callable[[Family, Problem, Values], Job]
 Objection = Callable[[Record], str | None]
-
-_PACK = {"uint": "I", "int": "i", "float": "f"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,8 +214,6 @@ class _Exporter:
     def _pass(self, family: Family, job_pass: JobPass) -> EntryPass:
         digest = hashlib.sha256(job_pass.spirv).hexdigest()
         self.spirv[digest] = job_pass.spirv
-        layout = "<" + "".join(_PACK[f.type] for f in family.push_fields)
-        names = [f.name for f in family.push_fields]
         return EntryPass(
             name=job_pass.name,
             spirv=f"{SPIRV_FOLDER}/{digest}.spv",
@@ -225,7 +221,7 @@ class _Exporter:
             subgroup_size=job_pass.subgroup_size,
             beside=job_pass.beside,
             groups=job_pass.groups,
-            push_constants=dict(zip(names, struct.unpack(layout, job_pass.push), strict=True)),
+            push_constants=unpack_push(family, job_pass.push),
         )
 
     def _dispatch(self, family: Family, record: Record) -> Dispatch:

@@ -36,11 +36,6 @@ SHARED_WORDS = 8
 """Single words in shared memory: a digit found, a range, counts."""
 
 
-def in_workgroup(values: Values) -> bool:
-    """Whether one workgroup selects for a row by subgroups."""
-    return values["strategy"] == "workgroup"
-
-
 def in_parts(values: Values) -> bool:
     """Whether several workgroups share a row."""
     return values["strategy"] == "parts"

@@ -85,13 +85,6 @@ class Store:
         """The newest record of that variant, references aside: why it need not be measured again."""
         return self._by_variant.get(variant)
 
-    def by_problem(self) -> dict[tuple[str, Problem], tuple[Record, ...]]:
-        """Records by (family, problem), both in the order of first appearance."""
-        groups: dict[tuple[str, Problem], list[Record]] = {}
-        for record in self._records:
-            groups.setdefault((record.family, record.problem), []).append(record)
-        return {key: tuple(group) for key, group in groups.items()}
-
     def append(self, record: Record) -> None:
         """Append a record; on return it is on the disk.
 
