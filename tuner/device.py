@@ -360,7 +360,7 @@ def _messenger_info(stack: contextlib.ExitStack, messages: list[str]) -> Any:
         return 0
 
     callback = _vk.ffi.callback("PFN_vkDebugUtilsMessengerCallbackEXT", collect)
-    stack.callback(lambda: callback)
+    stack.callback(lambda: callback)  # keeps it alive: the driver holds no reference that counts
     vk = _vk.binding
     return _vk.struct(
         "VkDebugUtilsMessengerCreateInfoEXT",

@@ -94,8 +94,8 @@ class Evaluator:
         self.family, self.problem = family, problem
         self.session = session or Session()
         self._info = runner.info
-        self._own_cases = ResidentCases(runner, family) if cases is None else None
-        self._cases = cases or self._own_cases or ResidentCases(runner, family)
+        self._cases = ResidentCases(runner, family) if cases is None else cases
+        self._owns_cases = cases is None
         self._preparation = Preparation(
             runner, compiler, family, problem, cases=self._cases, render=render
         )
@@ -258,8 +258,8 @@ class Evaluator:
         if self._timed is not None:
             self.runner.unload(self._timed.workload)
             self._timed = None
-        if self._own_cases is not None:
-            self._own_cases.close()
+        if self._owns_cases:
+            self._cases.close()
 
     # ---- inside
 

@@ -153,9 +153,9 @@ def _check_matrix_features(c: Candidate) -> str | None:
 
 
 def _check_matrix(c: Candidate) -> str | None:
-    layout = layout_of(c.values, c.device) if by_matrix(c.values) else None
     if not by_matrix(c.values):
         return None
+    layout = layout_of(c.values, c.device)
     if layout is None:
         return f"no probed layout of shape {c['matrix_shape']} with 16-bit floats"
     shape = layout.shape

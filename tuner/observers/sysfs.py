@@ -11,7 +11,7 @@ from pathlib import Path
 from tuner.observers.base import Reading
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
-_DRIVERS = {"amdgpu": "amdgpu", "i915": "i915", "xe": "xe"}
+_DRIVERS = frozenset({"amdgpu", "i915", "xe"})
 _CORE_MHZ = (
     "drm/card*/gt/gt0/rps_act_freq_mhz",
     "drm/card*/gt_act_freq_mhz",
@@ -49,7 +49,7 @@ class Sysfs:
             driver = (device / "driver").resolve(strict=True).name
         except OSError:
             return None
-        return cls(device, _DRIVERS[driver]) if driver in _DRIVERS else None
+        return cls(device, driver) if driver in _DRIVERS else None
 
     @property
     def name(self) -> str:

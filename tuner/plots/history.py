@@ -85,7 +85,7 @@ def _measured_again(
 
 def _panel(axes: Axes, outcome: Outcome, again_ns: float | None) -> None:
     numbered = list(enumerate(outcome.records, 1))
-    timed = [(n, r.median_ns / 1000) for n, r in numbered if r.is_timed and r.median_ns]
+    timed = [(n, r.timed_ns / 1000) for n, r in numbered if r.is_timed]
     axes.set_xlim(0, len(numbered) + 1)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     style.dress(axes, grid="y")

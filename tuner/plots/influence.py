@@ -51,9 +51,9 @@ def influences(
     shares: dict[str, list[float]] = defaultdict(list)
     for outcome in outcomes(records, baseline_of=baseline_of):
         timed = [
-            (kernels.meaningful(record.family, record.values), record.median_ns)
+            (kernels.meaningful(record.family, record.values), record.timed_ns)
             for record in outcome.records
-            if record.is_timed and record is not outcome.baseline and record.median_ns
+            if record.is_timed and record is not outcome.baseline
         ]
         if not timed:
             continue
@@ -98,7 +98,7 @@ def parameter_influence(
     source = style.source(records, device)
     family = (
         max(Counter(r.family for r in source.records).items(), key=lambda i: i[1])[0]
-        if (source.records)
+        if source.records
         else ""
     )
     ours = [record for record in source.records if record.family == family]
@@ -177,8 +177,6 @@ def _panel(axes: Axes, influence: Influence, values: Sequence[Value], top: float
 
 def _ordered(family: str, influence: Influence) -> list[Value]:
     """The values in the order the family declares, or by number and name if it is unknown."""
-    from tuner import kernels
-
     found = sorted(influence.slowdowns, key=lambda value: (isinstance(value, str), value))
     try:
         declared = list(kernels.family(family).parameter(influence.parameter).values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ class IndexerStepProblem(Problem, frozen=True, kw_only=True, tag="indexer_step")
     `context`. `one_plus` is 1 where norm weights are stored as w of 1 + w, else 0.
     """
 
-    SIZES = ("rows", "capacity", "context")
+    SIZES: ClassVar[tuple[str, ...]] = ("rows", "capacity", "context")
 
     rows: int
     context: int

@@ -137,8 +137,11 @@ class DeviceClock:
         info = self._timestamps.device.info
         stamps = self._timestamps.read(count)
         parts = [stamps[n : n + stretches + 1] for n in range(0, count, stretches + 1)]
-        ticks = [elapsed(each, info.timestamp_valid_bits) for each in parts]
-        return [tuple(part) for part in zip(*_scaled(ticks, info.timestamp_period_ns), strict=True)]
+        launches = [
+            [ticks * info.timestamp_period_ns for ticks in elapsed(each, info.timestamp_valid_bits)]
+            for each in parts
+        ]
+        return list(zip(*launches, strict=True))
 
     def _fill(self, recording: Any, launches: int) -> None:
         for _ in range(launches):
@@ -161,10 +164,6 @@ class DeviceClock:
             references_ns=tuple(timed_ns[submission.samples :]),
             fill_ns=fill_ns,
         )
-
-
-def _scaled(ticks: list[list[int]], period_ns: float) -> list[list[float]]:
-    return [[each * period_ns for each in launch] for launch in ticks]
 
 
 class HostClock:

@@ -175,7 +175,7 @@ class Workload:
         sizes = [guarded_bytes(size) for size in self._sizes.values()]
         origins = [guarded_bytes(self._sizes[name]) for name in self._state]
         self._arena = Arena(memory, self._name, sizes * self._count + origins)
-        (*handles,) = self._arena.buffers
+        handles = self._arena.buffers
         first_origin = len(sizes) * self._count
         self._origins = {
             name: Guarded(handle, self._sizes[name], "input")
