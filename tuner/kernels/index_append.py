@@ -70,14 +70,8 @@ def _check_words(c: Candidate) -> str | None:
     return None
 
 
-def _check_buffer(c: Candidate) -> str | None:
-    return limits.buffer_reason(
-        c.device, "index_keys", 2 * c.problem.max_tokens * c.problem.index_dim
-    )
-
-
 CONSTRAINTS = (
-    Constraint(needs=(), check=_check_buffer),
+    indexer.KEYS_RULE,
     Constraint(
         needs=("strategy", "threads"), check=lambda c: limits.threads_reason(c.device, _threads(c))
     ),

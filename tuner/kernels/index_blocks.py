@@ -47,18 +47,12 @@ def _blocks(problem: IndexerStepProblem) -> int:
     return -(-problem.rows // problem.ratio)
 
 
-def _check_buffers(c: Candidate) -> str | None:
-    return limits.buffer_reason(
-        c.device, "index_keys", 2 * c.problem.max_tokens * c.problem.index_dim
-    )
-
-
 def _check_groups(c: Candidate) -> str | None:
     return limits.groups_reason(c.device, (vector_norm.workgroups(c, _blocks(c.problem)),))
 
 
 CONSTRAINTS = (
-    Constraint(needs=(), check=_check_buffers),
+    indexer.KEYS_RULE,
     *vector_norm.CONSTRAINTS,
     Constraint(
         needs=("strategy", "subgroup_size", "subgroups", "lanes"),

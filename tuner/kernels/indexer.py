@@ -19,8 +19,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tuner.kernels import limits
 from tuner.kernels.base import (
     Binding,
+    Candidate,
+    Constraint,
     DispatchRule,
     PushField,
     push_values,
@@ -61,6 +64,14 @@ def as_input(name: str) -> Binding:
     """The binding of that name where the buffer is only read."""
     return replace(BINDINGS[name], role="input")
 
+
+def _check_keys(c: Candidate) -> str | None:
+    nbytes = 2 * c.problem.max_tokens * c.problem.index_dim
+    return limits.buffer_reason(c.device, "index_keys", nbytes)
+
+
+KEYS_RULE = Constraint(needs=(), check=_check_keys)
+"""The raw keys of a whole cache must fit into one buffer."""
 
 PUSH_FIELDS = (
     PushField(name="rows", type="uint"),

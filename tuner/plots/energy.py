@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -23,8 +22,7 @@ def energy_against_time(records: Sequence[Record], device: DeviceInfo | None = N
     source = style.source([r for r in records if r.energy_j_per_token], device)
     found = problems.in_order(outcomes(source.records))
     shown = found[:MAX_PANELS]
-    columns = min(3, max(1, len(shown)))
-    lines = math.ceil(len(shown) / columns) or 1
+    lines, columns = style.panel_grid(len(shown), most_columns=3)
     figure = style.new_figure(
         max(6.0, 3.3 * columns),
         0.6 + 2.6 * lines,

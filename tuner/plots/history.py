@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -44,8 +43,7 @@ def search_history(
     found = outcomes(source.records, baseline_of=baseline_of)
     most = sorted(found, key=lambda outcome: -len(outcome.records))[:MAX_PANELS]
     shown = problems.in_order(most)
-    columns = min(2, max(1, len(shown)))
-    lines = math.ceil(len(shown) / columns) or 1
+    lines, columns = style.panel_grid(len(shown), most_columns=2)
     figure = style.new_figure(
         9.0,
         0.7 + 2.2 * lines,

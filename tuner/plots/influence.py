@@ -104,8 +104,7 @@ def parameter_influence(
     ours = [record for record in source.records if record.family == family]
     found = influences(ours, baseline_of=baseline_of)
     shown = found[:MAX_PANELS]
-    columns = min(3, max(1, len(shown)))
-    lines = math.ceil(len(shown) / columns) or 1
+    lines, columns = style.panel_grid(len(shown), most_columns=3)
     note = (
         f"{family} without its baseline · a dot is a problem, the line their median · percentages: "
         "share of the variance of log time that the parameter alone explains, adjusted for the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,6 +103,12 @@ def new_figure(
         below = top - (0.27 + _LINE_INCHES * number) / height
         figure.text(left, below, line, size=SMALL_SIZE, color=colour, va="top")
     return figure
+
+
+def panel_grid(panels: int, *, most_columns: int) -> tuple[int, int]:
+    """Lines and columns for so many panels; at least one of each."""
+    columns = min(most_columns, max(1, panels))
+    return max(1, math.ceil(panels / columns)), columns
 
 
 def dress(axes: Axes, *, grid: str) -> None:

@@ -95,8 +95,7 @@ def utilisation_by_context(
     )[:MAX_PANELS]
     shown = [panel for panel in panels if panel in chosen]
     alike = len({panel.size for panel in shown}) == 1
-    columns = min(3, max(1, len(shown)))
-    lines = math.ceil(len(shown) / columns) or 1
+    lines, columns = style.panel_grid(len(shown), most_columns=3)
     figure = style.new_figure(
         max(6.5, 3.3 * columns),
         0.6 + 2.5 * lines,
