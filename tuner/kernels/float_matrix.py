@@ -23,6 +23,9 @@ from tuner.kernels.base import Candidate, Constraint, Parameter, Values
 from tuner.kernels.fragments import Axis, operand_axes
 from tuner.kernels.matrix_units import (
     EXCHANGE,
+    LAG,
+    MAX_HEAD_TILES,
+    WEIGHT_PADDING,
     by_matrix,
     exchange_reason,
     features_reason,
@@ -35,17 +38,12 @@ from tuner.kernels.matrix_units import (
 SHAPES = ("16x8x16", "16x16x16", "16x8x8", "8x8x8", "8x8x16", "8x16x16")
 PACKET = 8
 """Elements of a key that lie side by side, 16 bytes."""
-MAX_HEAD_TILES = 4
 MAX_LANE_WORDS = 224
 """32-bit words of sums, scores, keys and values one lane may hold: GPUs give it 128 to 256."""
 MAX_PRODUCTS_ON_CPU = 32
 """Products of matrices in a step: a software driver takes a second or more to compile each."""
-WEIGHT_PADDING = 8
-"""Added to each head's row of weights in shared memory: its rows start in different banks."""
 MERGED_HEADS = 2
 """Query heads that subgroups merge at a time: more would need more shared memory."""
-LAG = 8
-"""How far, in powers of two, the reference of the softmax may lag behind the maximum."""
 
 
 def fed_by_lanes(values: Values) -> bool:

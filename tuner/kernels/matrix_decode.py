@@ -14,6 +14,9 @@ from tuner.kernels.base import Candidate, Constraint, Values
 from tuner.kernels.fragments import FragmentPlan, fragment_plan
 from tuner.kernels.index_maps import index_map
 from tuner.kernels.matrix_units import (
+    LAG,
+    MAX_HEAD_TILES,
+    WEIGHT_PADDING,
     by_matrix,
     exchange_reason,
     features_reason,
@@ -24,19 +27,14 @@ from tuner.kernels.matrix_units import (
 )
 
 SHAPES = ("16x8x16", "16x16x16", "8x8x8", "8x8x16", "8x16x16", "16x8x8")
-MAX_HEAD_TILES = 4
 MAX_LANE_WORDS = 240
 """32-bit words of accumulators and codes one lane may hold: GPUs give it 128 to 256."""
-WEIGHT_PADDING = 8
-"""Added to each head's row of weights in shared memory: its rows start in different banks."""
 ROW_PADDING = 4
 """Words between staged rows that are 16-byte aligned."""
 MERGED_ELEMENTS = 16
 """Elements of a lane that subgroups merge at a time: a tile of rows of 128 has room for so many."""
 AHEAD: dict[object, tuple[str, ...]] = {"none": (), "keys": ("key",), "all": ("key", "value")}
 """Which loads are issued a round ahead, for each value of `prefetch`."""
-LAG = 8
-"""How far, in powers of two, the reference of the softmax may lag behind the maximum."""
 
 
 def staged(values: Values) -> bool:

@@ -11,6 +11,13 @@ from tuner.device_info import DeviceInfo, Fragment, MatrixLayout
 from tuner.kernels.base import Candidate, Parameter, Values
 from tuner.kernels.limits import operations_reason
 
+MAX_HEAD_TILES = 4
+"""Matrices side by side whose columns are the query heads of one subgroup, at most."""
+WEIGHT_PADDING = 8
+"""Added to each head's row of weights in shared memory: its rows start in different banks."""
+LAG = 8
+"""How far, in powers of two, the reference of the softmax may lag behind the maximum."""
+
 
 def by_matrix(values: Values) -> bool:
     """Whether the strategy is one on matrix units."""

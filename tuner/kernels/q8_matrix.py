@@ -17,6 +17,9 @@ from tuner.kernels.fragments import WORD_CODES, FragmentPlan, fragment_plan, ope
 from tuner.kernels.index_maps import index_map
 from tuner.kernels.matrix_units import (
     EXCHANGE,
+    LAG,
+    MAX_HEAD_TILES,
+    WEIGHT_PADDING,
     by_matrix,
     exchange_reason,
     features_reason,
@@ -29,17 +32,12 @@ from tuner.kernels.q8_parts import CHUNK, heads_per_slice
 from tuner.problems import GROUP_CODES
 
 SCALE_WORDS = GROUP_CODES // WORD_CODES
-MAX_HEAD_TILES = 4
 MAX_LANE_WORDS = 224
 """32-bit words of sums, scores, keys and values one lane may hold: GPUs give it 128 to 256."""
 MAX_PRODUCTS_ON_CPU = 128
 """Products of matrices in a step: a software driver takes several seconds to compile so many."""
-WEIGHT_PADDING = 8
-"""Added to each head's row of weights in shared memory: its rows start in different banks."""
 MERGED_ELEMENTS = 8
 """Elements of a lane that subgroups merge at a time: of more, shared memory would be the limit."""
-LAG = 8
-"""How far, in powers of two, the reference of the softmax may lag behind the maximum."""
 
 PARAMETERS = (
     Parameter(
