@@ -72,7 +72,7 @@ def test_problems_without_switches_keep_the_keys_and_texts_they_had() -> None:
     )
     assert plain.key == "dc9bbb264930"
     assert plain.label == "8x16384 h32/8 d128"
-    assert plain.series == "GQA 4 d128, 8 sequences"
+    assert plain.series == "h32/8 d128, 8 sequences"
     assert shapes.format_shape(plain) == "8x16384:h32/8:d128:b16"
     assert plain.switched == {}
 

@@ -202,7 +202,7 @@ def test_the_context_axis_is_binary_and_lines_are_the_best_of_a_strategy() -> No
     assert drawn[4096, 16384] == pytest.approx(
         (100 * (made[1].utilisation or 0), 100 * (made[2].utilisation or 0))
     )
-    assert {"4k", "16k", "GQA 4 d128, 1 sequence", "int_dot", "packed_f16"} <= set(words(figure))
+    assert {"4k", "16k", "h32/8 d128, 1 sequence", "int_dot", "packed_f16"} <= set(words(figure))
 
 
 @pytest.mark.parametrize("contexts", [(0,), (0, 4096), (0, 1, 16), (1, 16), (4096, 16384)])
@@ -217,9 +217,12 @@ def test_every_point_is_inside_the_context_axis_in_its_order(contexts: tuple[int
 
 
 def test_panels_of_the_context_figure_tell_geometries_apart() -> None:
-    made = [made_record(decode(1, 4096, gqa=gqa), FAST) for gqa in (4, 8)]
-    shown = words(plots.utilisation_by_context(made, gpu(), baseline_of=baseline_of))
-    assert {"GQA 4 d128, 1 sequence", "GQA 8 d128, 1 sequence"} <= set(shown)
+    """Also those of the same ratio of query to KV heads."""
+    problems = [decode(1, 4096), decode(1, 4096, gqa=8), decode(1, 4096, kv_heads=16, gqa=8)]
+    made = [made_record(problem, FAST) for problem in problems]
+    figure = plots.utilisation_by_context(made, gpu(), baseline_of=baseline_of)
+    heads = [axes.get_title("left").partition(" ")[0] for axes in figure.axes]
+    assert heads == ["h32/8", "h64/8", "h64/16"]
 
 
 def test_panels_of_the_context_figure_stand_in_the_order_of_their_problems() -> None:
@@ -228,9 +231,9 @@ def test_panels_of_the_context_figure_stand_in_the_order_of_their_problems() -> 
     made = [made_record(decode(*each), FAST) for each in shape]
     figure = plots.utilisation_by_context(made, gpu(), baseline_of=baseline_of)
     assert [axes.get_title("left") for axes in figure.axes] == [
-        "GQA 4 d128, 1 sequence",
-        "GQA 4 d128, 8 sequences",
-        "GQA 4 d128, 64 sequences",
+        "h32/8 d128, 1 sequence",
+        "h32/8 d128, 8 sequences",
+        "h32/8 d128, 64 sequences",
     ]
 
 

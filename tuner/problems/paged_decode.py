@@ -136,13 +136,13 @@ class PagedDecodeProblem(Problem, frozen=True, kw_only=True, tag="paged_decode")
 
     @property
     def series(self) -> str:
-        """GQA ratio, head size, sequences; lengths, block size and switches where unusual."""
+        """Heads, head size, sequences; lengths, block size and switches where unusual."""
         lengths = "" if self.lengths == "equal" else f", {self.lengths.split(':')[0]} lengths"
         block = "" if self.block_size == 16 else f", blocks of {self.block_size}"
         plural = "s" if self.sequences > 1 else ""
         return (
-            f"GQA {self.group} d{self.head_size}, {self.sequences} sequence{plural}{lengths}{block}"
-            f"{self._switch_text(', ')}"
+            f"h{self.query_heads}/{self.kv_heads} d{self.head_size}, "
+            f"{self.sequences} sequence{plural}{lengths}{block}{self._switch_text(', ')}"
         )
 
     def _switch_text(self, separator: str) -> str:

@@ -82,7 +82,7 @@ class PagedSelectedProblem(Problem, frozen=True, kw_only=True, tag="paged_select
     def label(self) -> str:
         """Sequences, tokens seen of the context, then the heads."""
         sparse = f"{self.selected * self.ratio} of {self.context}"
-        return f"{self.sequences}x {sparse} {self._geometry}"
+        return f"{self.sequences}x{sparse} {self._geometry}"
 
     @property
     def series(self) -> str:
