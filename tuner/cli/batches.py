@@ -131,7 +131,7 @@ def _nobody_has(families: Sequence[Family], name: str, text: str) -> UsageError:
         return UnknownNameError("parameter of these families", name, names)
     if text not in values:
         return UnknownNameError(f"value of {name} of these families", text, values)
-    return UsageError(f"--only {name}={text}: no family has that, of those that have the rest")
+    return UsageError(f"--only {name}={text}: no family has that together with the rest of --only")
 
 
 def _part(family: Family, only: Only) -> Only:

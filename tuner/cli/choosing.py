@@ -145,8 +145,8 @@ def _without_repeats(
 def _left_out(repeats: Sequence[Task]) -> str:
     of = ", ".join(dict.fromkeys(family.name for family, _ in repeats))
     return (
-        f"{_labels(problem for _, problem in repeats)}: left out of {of}, for no context reaches "
-        "beyond the window, so that the same problem without it is the same work, and that is "
+        f"{_labels(problem for _, problem in repeats)}: left out of {of}, because no context is "
+        "longer than the window: the same problem without the window is the same work, and is "
         "searched"
     )
 

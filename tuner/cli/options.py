@@ -214,9 +214,9 @@ class ProblemChoice:
             others = kernels.families()
             able = [each.name for each in others if each.problem_type in given]
             raise UsageError(
-                f"{family.name} solves problems of the kind {family.kind}, and none was given: "
-                f"write --shape {family.kind}:NAME=VALUE,…, or choose a family that solves what "
-                f"was given: {', '.join(able)}"
+                f"{family.name} solves problems of the kind {family.kind}, and none of these was "
+                f"given: write --shape {family.kind}:NAME=VALUE,…, or choose a family that solves "
+                f"what was given: {', '.join(able)}"
             )
         return found
 

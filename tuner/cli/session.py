@@ -154,8 +154,8 @@ def warn_of_host_clock(records: Iterable[Record]) -> None:
     if timed:
         why = timed[-1].clock_trouble or "this device has no timestamps"
         note(
-            f"note: timed by the host's clock, because {why}: tens of microseconds uncertain, and "
-            "of launches that short --measure batched of bench tells more"
+            f"note: these times are from the host's clock, because {why}. They are uncertain by "
+            "tens of microseconds: for shorter launches use `tuner bench --measure batched`"
         )
 
 

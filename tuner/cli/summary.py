@@ -150,9 +150,9 @@ def _lower_clocks(ran: Ran, named: Sequence[tuple[ProblemResult, str]]) -> str |
     if not lower:
         return None
     return (
-        f"on a lower clock than the device can have (the reference kernel took longer than "
-        f"{microseconds(best_ns)} µs) was timed: {', '.join(lower)}; such times are too long, if "
-        "nothing but pauses lowered it, and right where power or heat does"
+        "timed on a lower clock than the device can have (the reference kernel took longer than "
+        f"{microseconds(best_ns)} µs): {', '.join(lower)}. If only pauses lowered the clock, these "
+        "times are too long; if power or heat did, they are right"
     )
 
 

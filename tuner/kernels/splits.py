@@ -120,17 +120,17 @@ def split_plan(
 
 CUT = (
     "the longest context of the batch is cut into num_splits parts of tokens_per_split tokens: "
-    "into N for count:N, into parts of about N tokens for tokens:N, into as many as give each of "
-    "compute_units N workgroups for device:N; any other cut into whole granule_tokens is right "
-    "too; the pass combine joins them"
+    "count:N makes N parts, tokens:N makes parts of about N tokens, and device:N makes as many as "
+    "give each of compute_units N workgroups. Any other cut into whole granule_tokens is right, "
+    "too. The pass combine joins the parts"
 )
 """What `split_rule` does for kernels that leave partial results, in words."""
-UNCUT = "one workgroup walks a whole context: these kernels write the output, and cannot be cut"
+UNCUT = "one workgroup walks a whole context: these kernels write the output, so it cannot be cut"
 DEALT = (
-    "num_splits workgroups, of which any number is right, share all tokens evenly: with pairs = "
-    "sequences * kv_heads that is pairs for none, N for each pair for count:N, one for N tokens "
-    "for tokens:N, N for each of compute_units for device:N, and for fit:N at most so many, "
-    "each with whole pairs or each pair with whole workgroups; tokens_per_split is not used"
+    "num_splits workgroups share all tokens evenly; any number of them is right. With pairs = "
+    "sequences * kv_heads, none makes one for each pair, count:N makes N for each pair, tokens:N "
+    "one for N tokens, device:N makes N for each of compute_units, and fit:N at most so many, of "
+    "which each has whole pairs or each pair has whole workgroups. tokens_per_split is not used"
 )
 """What `dealt_rule` does, in words."""
 
