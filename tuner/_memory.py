@@ -127,7 +127,8 @@ class Arena:
         self.allocations: list[Allocation] = []
         limit = memory.device.info.max_allocation_bytes
         if max(sizes) > limit:
-            raise OutOfMemoryError(f"{what}: one buffer", max(sizes), limit)
+            holder = "a single allocation of this device"
+            raise OutOfMemoryError(f"{what}: one buffer", max(sizes), limit, holder=holder)
         try:
             for size in sizes:
                 self.buffers.append(self._buffer(size))

@@ -292,7 +292,8 @@ def require_bindable(memory: Memory, what: str, sizes: Mapping[str, int]) -> Non
     limit = memory.device.info.max_storage_buffer_bytes
     for name, size in sizes.items():
         if size > limit:
-            raise OutOfMemoryError(f"{what}: buffer {name!r}", size, limit)
+            holder = "a single storage buffer of this device"
+            raise OutOfMemoryError(f"{what}: buffer {name!r}", size, limit, holder=holder)
 
 
 def record_fresh(recording: Any, buffers: Iterable[Guarded]) -> None:

@@ -94,7 +94,7 @@ class Summary:
             found.append(f"bimodal: samples lie around {low} and {high} µs")
         if self.autocorrelated:
             worth = f"{self.count} samples are worth {self.effective_count:.0f} independent ones"
-            found.append(f"autocorrelated: {worth}, which the interval heeds")
+            found.append(f"autocorrelated: {worth}, for which the interval is widened")
         return tuple(found)
 
 
