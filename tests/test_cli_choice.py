@@ -229,12 +229,12 @@ def test_tune_says_what_was_timed_on_a_lower_clock(
     )
     summary.print_result(ran)
     told = capsys.readouterr().err
-    assert ("on a lower clock" in told) == (said is not None)
+    assert ("timed on a lower clock" in told) == (said is not None)
     if said:
         assert f"{PROBLEM.label} ({said} µs)" in told
         assert other.label not in told
     summary.print_result(replace(ran, info=software()))
-    assert "on a lower clock" not in capsys.readouterr().err
+    assert "timed on a lower clock" not in capsys.readouterr().err
 
 
 def test_a_problem_that_does_not_fit_is_told_beside_the_others(

@@ -44,7 +44,7 @@ from tuner.export.best_config import BestConfig, json_schema
 from tuner.kernels.base import Family, Values
 from tuner.kernels.space import require_legal
 from tuner.problems import Problem
-from tuner.records import Record
+from tuner.records import ClockState, Record
 from tuner.results import Store
 from tuner.runner.protocol import Job
 
@@ -388,6 +388,21 @@ def test_markdown_shows_best_against_baseline() -> None:
     assert "strategy=packed_f16" in cells[8]
     assert "none was correct" in table[3]
     assert "Software driver" not in text
+
+
+def test_markdown_marks_what_was_timed_on_a_lower_clock() -> None:
+    states = [ClockState(reference_ns=taken) for taken in ((72e3, 74e3), (72e3, 150e3, 160e3))]
+    made = [
+        made_record(decode(n, 4096), clock_state=state) for n, state in enumerate(states, start=1)
+    ]
+    text = markdown.text(made, device=gpu(), baseline_of=lambda _: BASELINE)
+    first, second, _, note = text.splitlines()[-4:]
+    assert "↓" not in first
+    assert "| 100.0↓ (" in second
+    assert note.startswith("↓: timed on a lower clock")
+    alone = markdown.text(made[:1], device=gpu(), baseline_of=lambda _: BASELINE)
+    on_cpu = markdown.text(made, device=software(), baseline_of=lambda _: BASELINE)
+    assert "↓" not in alone + on_cpu
 
 
 def test_markdown_takes_a_baseline_alone_for_no_choice() -> None:

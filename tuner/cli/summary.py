@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.cli.output import microseconds, note, percent, print_table, say
 from tuner.cli.session import warn_of_host_clock
+from tuner.results import clocks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tuner.device_info import DeviceInfo
-    from tuner.records import Calibration, ClockState, Record, State
+    from tuner.records import Calibration, Record, State
     from tuner.results import Outcome
     from tuner.search import ProblemResult, RunResult, Task
-
-
-LOWER_CLOCK = 1.05
-"""So many times as long the reference kernel takes on a clock that is called lower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,29 +131,24 @@ def _shortage(result: RunResult) -> str | None:
 
 
 def _lower_clocks(ran: Ran, named: Sequence[tuple[ProblemResult, str]]) -> str | None:
-    """Which problems were timed on a lower clock than others, by the reference kernel's times."""
+    """Which problems were timed on a lower clock than the calibration or other problems."""
     if ran.info.is_cpu:
         return None
-    taken = {name: _reference_ns(each.best.clock_state) for each, name in named if each.best}
+    states = {name: each.best.clock_state for each, name in named if each.best}
     calibrated = None if ran.calibration is None else ran.calibration.clock_state
-    best_ns = min((*taken.values(), _reference_ns(calibrated)), default=math.inf)
+    best_ns = clocks.fastest_ns((*states.values(), calibrated))
     lower = [
-        f"{name} ({microseconds(ns)} µs)"
-        for name, ns in taken.items()
-        if best_ns * LOWER_CLOCK < ns < math.inf
+        f"{name} ({microseconds(clocks.reference_ns(state))} µs)"
+        for name, state in states.items()
+        if clocks.is_lower(state, best_ns)
     ]
     if not lower:
         return None
     return (
-        "timed on a lower clock than the device can have (the reference kernel took longer than "
-        f"{microseconds(best_ns)} µs): {', '.join(lower)}. If only pauses lowered the clock, these "
-        "times are too long; if power or heat did, they are right"
+        "timed on a lower clock than the device can have (the reference kernel took more than its "
+        f"{microseconds(best_ns)} µs): {', '.join(lower)}; right where power or heat lowered it, "
+        "too long where pauses did"
     )
-
-
-def _reference_ns(state: ClockState | None) -> float:
-    """What the reference kernel took, in the middle; infinite where it was not timed."""
-    return math.inf if state is None else statistics.median(state.reference_ns or (math.inf,))
 
 
 def _row(result: ProblemResult, written: Written, name: str) -> tuple[str, ...]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tuner import kernels
 from tuner.device_info import DeviceInfo
 from tuner.kernels.space import describe
 from tuner.records import Record
+from tuner.results import clocks
 from tuner.results.outcomes import BaselineOf, Outcome, interval, outcomes
 
 COLUMNS = (
@@ -22,6 +24,8 @@ COLUMNS = (
     "best variant",
 )
 SOFTWARE_NOTE = "Software driver: proves function, not speed."
+LOWER_CLOCK = "↓"
+LOWER_CLOCK_NOTE = f"{LOWER_CLOCK}: timed on a lower clock than this device had for other problems."
 
 
 def text(
@@ -31,27 +35,35 @@ def text(
     baseline_of: BaselineOf | None = None,
 ) -> str:
     """Tables for all records; `device` adds a warning where its driver computes on the CPU."""
+    is_gpu = device is not None and not device.is_cpu
+    best_ns = clocks.fastest_ns(record.clock_state for record in records) if is_gpu else math.inf
     groups: dict[tuple[str, str, str], list[Outcome]] = {}
     for outcome in outcomes(records, baseline_of=baseline_of):
         groups.setdefault((outcome.device, outcome.driver, outcome.family), []).append(outcome)
-    parts = [_table(*key, group, device) for key, group in groups.items()]
+    parts = [_table(group, device, best_ns) for group in groups.values()]
     return "\n".join(parts) if parts else "No records.\n"
 
 
-def _table(
-    name: str, driver: str, family: str, group: Sequence[Outcome], device: DeviceInfo | None
-) -> str:
+def _table(group: Sequence[Outcome], device: DeviceInfo | None, best_ns: float) -> str:
+    """The outcomes of one family on one device; `best_ns`: the reference kernel's best time."""
+    name, driver, family = group[0].device, group[0].driver, group[0].family
     newest = max(record.time for outcome in group for record in outcome.records)
     lines = [f"## {family} on {name}", "", f"{driver}, {newest[:10]}.", ""]
     if device is not None and device.is_cpu:
         lines += [SOFTWARE_NOTE, ""]
     lines.append(_line(COLUMNS))
     lines.append("|" + " --- |" + " ---: |" * (len(COLUMNS) - 2) + " --- |")
-    lines += [_line(_cells(outcome)) for outcome in group]
+    marks = [
+        LOWER_CLOCK if each.best and clocks.is_lower(each.best.clock_state, best_ns) else ""
+        for each in group
+    ]
+    lines += [_line(_cells(*each)) for each in zip(group, marks, strict=True)]
+    if any(marks):
+        lines += ["", LOWER_CLOCK_NOTE]
     return "\n".join(lines) + "\n"
 
 
-def _cells(outcome: Outcome) -> tuple[str, ...]:
+def _cells(outcome: Outcome, mark: str) -> tuple[str, ...]:
     failed = sum(outcome.failures.values())
     tried = f"{len(outcome.records)} ({failed})"
     best = outcome.best
@@ -62,7 +74,7 @@ def _cells(outcome: Outcome) -> tuple[str, ...]:
     alone = outcome.baseline is best and len(outcome.records) == 1
     return (
         outcome.problem.label,
-        f"{_number(best.median_ns / 1000)} ({_number(low / 1000)}–{_number(high / 1000)})",
+        f"{_number(best.median_ns / 1000)}{mark} ({_number(low / 1000)}–{_number(high / 1000)})",
         _number(best.gb_s),
         f"{100 * best.utilisation:.1f} %" if best.utilisation is not None else "–",
         _number(baseline / 1000) if baseline else "–",
