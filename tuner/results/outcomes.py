@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -71,13 +71,27 @@ def outcomes(
     `baseline_of` gives the values of a family's baseline; by default the family's declaration does.
     """
     baseline_of = baseline_of or declared_baseline
+    records = tuple(records)
+    baselines = _baselines(records, baseline_of)
     groups: dict[tuple[str, str, str, Problem], list[Record]] = {}
     for record in latest(records):
         key = (record.device, record.driver, record.family, record.problem)
         groups.setdefault(key, []).append(record)
-    return tuple(
-        _outcome(tuple(group), baseline_of(family)) for (_, _, family, _), group in groups.items()
-    )
+    return tuple(_outcome(tuple(group), baselines) for group in groups.values())
+
+
+def _baselines(records: Iterable[Record], baseline_of: BaselineOf) -> frozenset[str]:
+    """The variants that are their family's baseline, whatever values they were also reached by:
+    values that come to the same launches are one variant."""
+    known: dict[str, Values | None] = {}
+    found = set()
+    for record in records:
+        if record.family not in known:
+            known[record.family] = baseline_of(record.family)
+        baseline = known[record.family]
+        if baseline and _agrees(record.values, baseline):
+            found.add(record.variant)
+    return frozenset(found)
 
 
 def latest(records: Iterable[Record]) -> tuple[Record, ...]:
@@ -153,7 +167,7 @@ def _is_tied(fastest: Record, other: Record) -> bool:
     return overlap(interval(fastest), interval(other))
 
 
-def _outcome(records: tuple[Record, ...], baseline: Values | None) -> Outcome:
+def _outcome(records: tuple[Record, ...], baselines: Set[str]) -> Outcome:
     ranked = _ranked([r for r in records if r.is_timed])
     first = records[0]
     return Outcome(
@@ -164,7 +178,7 @@ def _outcome(records: tuple[Record, ...], baseline: Values | None) -> Outcome:
         records=records,
         ranked=ranked,
         leaders=leading(ranked),
-        baseline=next((r for r in ranked if baseline and _agrees(r.values, baseline)), None),
+        baseline=next((r for r in ranked if r.variant in baselines), None),
         failures=Counter(r.state for r in records if r.state != "correct"),
     )
 
