@@ -44,7 +44,7 @@ from tuner.export.best_config import BestConfig, json_schema
 from tuner.kernels.base import Family, Values
 from tuner.kernels.space import require_legal
 from tuner.problems import Problem
-from tuner.records import ClockState, Record
+from tuner.records import ClockState, Observation, Record
 from tuner.results import Store
 from tuner.runner.protocol import Job
 
@@ -399,7 +399,10 @@ def test_markdown_marks_what_was_timed_on_a_lower_clock() -> None:
     first, second, _, note = text.splitlines()[-4:]
     assert "↓" not in first
     assert "| 100.0↓ (" in second
-    assert note.startswith("↓: timed on a lower clock")
+    assert note.startswith("↓: on a lower clock")
+    capped = Observation(source="nvml", looks=1, throttled=("software power cap",))
+    held = [msgspec.structs.replace(record, observed=capped) for record in made]
+    assert "↓" not in markdown.text(held, device=gpu(), baseline_of=lambda _: BASELINE)
     alone = markdown.text(made[:1], device=gpu(), baseline_of=lambda _: BASELINE)
     on_cpu = markdown.text(made, device=software(), baseline_of=lambda _: BASELINE)
     assert "↓" not in alone + on_cpu

@@ -250,6 +250,7 @@ def test_readings_become_one_summary() -> None:
         throttled=("a", "b"),
     )
     assert Watch().summary() is None
+    assert [Watch(readings=readings[n:]).held_down for n in range(4)] == [True, True, False, False]
 
 
 def test_a_watch_looks_beside_the_block_and_behind_a_short_one() -> None:

@@ -325,10 +325,21 @@ class FallingClock(SteppedClock):
         return 3.0 if self.fallen and self.warm_ns < self.ramp_ns else 1.0
 
 
-def taken_with_care(clock: PretendedClock, known: SettledClock, care: Care) -> Any:
-    begun: list[int] = []
-    taken, state = take_settled(clock, MeasurePlan(), known, care, lambda: begun.append(1))
-    assert len(begun) == 1 + state.repeated
+@dataclass
+class PretendedSensors:
+    held_down: bool
+    begun: int = 0
+
+    def begin(self) -> None:
+        self.begun += 1
+
+
+def taken_with_care(
+    clock: PretendedClock, known: SettledClock, care: Care, *, held_down: bool = False
+) -> Any:
+    sensors = PretendedSensors(held_down)
+    taken, state = take_settled(clock, MeasurePlan(), known, care, sensors)
+    assert sensors.begun == 1 + state.repeated
     return taken, state
 
 
@@ -345,6 +356,16 @@ def test_samples_on_a_clock_that_has_slowed_are_taken_again() -> None:
     assert third.settled_ms >= 500.0
     assert max(taken.samples_ns) == pytest.approx(9e4)
     assert third.reference_ns == (REFERENCE_NS,)
+
+
+def test_a_clock_that_power_lowers_is_measured_as_it_is() -> None:
+    known = SettledClock()
+    clock = FallingClock(9e4, ramp_ns=200 * MS)
+    taken_with_care(clock, known, "settle")
+    clock.falls = 2
+    taken, state = taken_with_care(clock, known, "check", held_down=True)
+    assert not state.repeated
+    assert max(taken.samples_ns) == pytest.approx(3 * 9e4)
 
 
 def test_who_asks_for_no_care_gets_none() -> None:

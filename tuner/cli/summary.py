@@ -134,20 +134,20 @@ def _lower_clocks(ran: Ran, named: Sequence[tuple[ProblemResult, str]]) -> str |
     """Which problems were timed on a lower clock than the calibration or other problems."""
     if ran.info.is_cpu:
         return None
-    states = {name: each.best.clock_state for each, name in named if each.best}
+    bests = {name: each.best for each, name in named if each.best}
     calibrated = None if ran.calibration is None else ran.calibration.clock_state
-    best_ns = clocks.fastest_ns((*states.values(), calibrated))
+    best_ns = clocks.fastest_ns((*(best.clock_state for best in bests.values()), calibrated))
     lower = [
-        f"{name} ({microseconds(clocks.reference_ns(state))} µs)"
-        for name, state in states.items()
-        if clocks.is_lower(state, best_ns)
+        f"{name} ({microseconds(clocks.reference_ns(best.clock_state))} µs)"
+        for name, best in bests.items()
+        if clocks.is_lower(best, best_ns)
     ]
     if not lower:
         return None
     return (
         "timed on a lower clock than the device can have (the reference kernel took more than its "
-        f"{microseconds(best_ns)} µs): {', '.join(lower)}; right where power or heat lowered it, "
-        "too long where pauses did"
+        f"{microseconds(best_ns)} µs), and no sensor names a reason: {', '.join(lower)}; such "
+        "times are too long, if anything"
     )
 
 

@@ -72,6 +72,11 @@ class Watch:
         """Forget what was read so far."""
         self.readings.clear()
 
+    @property
+    def held_down(self) -> bool:
+        """Whether the system has named a reason for a lowered clock."""
+        return any(reading.throttle for reading in self.readings)
+
     def summary(self) -> Observation | None:
         """All readings in one; None without any."""
         return summarised(self.source, self.readings) if self.readings else None

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable
 
-from tuner.records import ClockState
+from tuner.records import ClockState, Record
 
 LOWER = 1.05
 """So many times as long the reference kernel takes on a clock that is called lower."""
@@ -22,6 +22,8 @@ def fastest_ns(states: Iterable[ClockState | None]) -> float:
     return min(map(reference_ns, states), default=math.inf)
 
 
-def is_lower(state: ClockState | None, best_ns: float) -> bool:
-    """Whether a clock is known to be lower than one on which the reference took `best_ns`."""
-    return LOWER * best_ns < reference_ns(state) < math.inf
+def is_lower(record: Record, best_ns: float) -> bool:
+    """Whether a record is of a clock known to be lower than one on which the reference took
+    `best_ns`, and no sensor says that power or heat had lowered it, as they would in use."""
+    held_down = record.observed is not None and bool(record.observed.throttled)
+    return not held_down and LOWER * best_ns < reference_ns(record.clock_state) < math.inf

@@ -57,9 +57,7 @@ class Measuring:
         clock = self._clock(plan, rotation)
         try:
             with watched(self._observer) as seen:
-                taken, state = take_settled(
-                    clock, plan, self._settled, self._care(plan), seen.begin
-                )
+                taken, state = take_settled(clock, plan, self._settled, self._care(plan), seen)
             breakdown = _breakdown(clock, plan, taken, intervals)
             energy = self._energy(rotation, plan, taken)
         finally:

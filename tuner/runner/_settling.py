@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from tuner.records import ClockState
 from tuner.runner._sampling import (
@@ -81,21 +80,36 @@ class SettledClock:
         return reference_ns > (1 + SLOWED_BY) * self._reference_ns
 
 
-def take_settled(
-    clock: Clock, plan: MeasurePlan, known: SettledClock, care: Care, begin: Callable[[], None]
-) -> tuple[Taken, ClockState]:
-    """Samples as `plan` says, and how the clock stood; `begin` is called before they are taken.
+class Sensors(Protocol):
+    """What else tells of the clock while samples are taken."""
 
-    Where the clock turns out to have slowed under the samples (it had idled too long after all, or
-    something holds it down), they are thrown away, and taken anew once it has settled.
+    @property
+    def held_down(self) -> bool:
+        """Whether power or heat is known to have lowered it since the beginning."""
+        ...
+
+    def begin(self) -> None:
+        """Samples begin now."""
+        ...
+
+
+def take_settled(
+    clock: Clock, plan: MeasurePlan, known: SettledClock, care: Care, sensors: Sensors
+) -> tuple[Taken, ClockState]:
+    """Samples as `plan` says, and how the clock stood.
+
+    Where the clock turns out to have slowed under the samples, they are thrown away, and taken anew
+    once it has settled: it had idled too long after all. Unless power or heat has lowered it, as
+    that is how the job runs on this device, and it would rise and fall for ever.
     """
     settled = _settle(clock, plan, known) if care == "settle" else None
-    begin()
+    sensors.begin()
     taken = take_samples(clock, plan)
-    repeated = care != "none" and known.has_slowed(max(taken.references_ns))
+    slowed = care != "none" and known.has_slowed(max(taken.references_ns))
+    repeated = slowed and not sensors.held_down
     if repeated:
         settled = _settle(clock, plan, known)
-        begin()
+        sensors.begin()
         taken = take_samples(clock, plan)
     return taken, ClockState(
         reference_ns=taken.references_ns,
