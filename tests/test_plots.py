@@ -246,9 +246,13 @@ def test_panels_say_what_their_axis_counts() -> None:
     made = [made_record(decode(1, 4096), FAST), *rows]
     figure = plots.utilisation_by_context(made, gpu(), baseline_of=baseline_of)
     assert [axes.get_xlabel() for axes in figure.axes] == ["rows", "longest context, tokens"]
-    many = [made_record(decode(n, 4096), FAST) for n in range(1, 10)]
+    # Of more than are shown, those with contexts and several strategies.
+    many = [made_record(decode(n, 4096), FAST) for n in range(1, 9)]
+    many += [made_record(decode(9, 4096), {**FAST, "strategy": name}) for name in ("a", "b")]
+    many.insert(0, made_record(decode(1, 4096, gqa=1), FAST))
     shown = plots.utilisation_by_context([*rows, *many], gpu(), baseline_of=baseline_of).axes
     assert {axes.get_xlabel() for axes in shown} == {"longest context, tokens", ""}
+    assert "h32/8 d128, 9 sequences" in [axes.get_title("left").split("\n")[0] for axes in shown]
 
 
 def test_the_history_is_a_staircase_of_the_best_so_far() -> None:

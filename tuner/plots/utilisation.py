@@ -89,9 +89,15 @@ def utilisation_by_context(
     """
     source = style.source(records, device)
     panels = _panels(problems.in_order(outcomes(source.records, baseline_of=baseline_of)), peers)
-    # Those with peers to compare, contexts and the longest lines tell most.
+    # Those with peers to compare, contexts, long lines and many of them tell most.
     chosen = sorted(
-        panels, key=lambda panel: (not panel.peers, panel.size != "context", -panel.contexts)
+        panels,
+        key=lambda panel: (
+            not panel.peers,
+            panel.size != "context",
+            -panel.contexts,
+            -len(panel.lines),
+        ),
     )[:MAX_PANELS]
     shown = [panel for panel in panels if panel in chosen]
     alike = len({panel.size for panel in shown}) == 1
