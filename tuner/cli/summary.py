@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.cli.output import microseconds, note, percent, print_table, say
 from tuner.cli.session import warn_of_host_clock
-from tuner.results import clocks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -132,6 +131,8 @@ def _shortage(result: RunResult) -> str | None:
 
 def _lower_clocks(ran: Ran, named: Sequence[tuple[ProblemResult, str]]) -> str | None:
     """Which problems were timed on a lower clock than the calibration or other problems."""
+    from tuner.results import clocks
+
     if ran.info.is_cpu:
         return None
     bests = {name: each.best for each, name in named if each.best}
