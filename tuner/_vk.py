@@ -40,7 +40,6 @@ ffi: Any = binding.ffi
 NULL: Any = ffi.NULL
 
 SUCCESS = 0
-NOT_READY = 1
 TIMEOUT = 2
 INCOMPLETE = 5
 INCOMPATIBLE_DRIVER = -9

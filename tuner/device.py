@@ -175,10 +175,6 @@ class Device:
         """Destroy the device and its instance; everything made on it must be gone. Idempotent."""
         self._teardown.close()
 
-    def abandon(self) -> None:
-        """Forget the device without destroying it: for one that hangs, where destroying would."""
-        self._teardown.pop_all()
-
 
 @dataclass(frozen=True, slots=True)
 class _Instance:

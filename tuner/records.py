@@ -16,6 +16,8 @@ SCHEMA_VERSION = 1
 
 BufferRole = Literal["input", "output", "scratch", "state", "counter"]
 """Who fills a buffer: see `tuner.kernels.base.Binding`."""
+POISON_WORD = 0xFFFFFFFF
+"""What outputs are filled with before a launch, so that what a kernel left out can be told."""
 
 State = Literal["correct", "constraints", "compile", "runtime", "timeout", "correctness"]
 Measure = Literal["isolated", "batched"]

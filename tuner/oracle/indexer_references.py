@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from tuner.oracle import indexer
 from tuner.oracle.indexer_bounds import block_key_bounds, norm_rope_bounds, score_bounds
+from tuner.records import POISON_WORD
 
 if TYPE_CHECKING:
     from tuner.kernels.base import ArithmeticClass, Operands, Reference
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Outputs = Mapping[str, Array]
 
-POISON_WORD = 0xFFFFFFFF
-"""What every word of an output holds before a launch."""
 SAMPLE_SEED = 20_260_104
 SAMPLED_BLOCKS = 256
 

@@ -16,6 +16,7 @@ from tuner.oracle.attention import HeadGroups, attend
 from tuner.oracle.tolerance import ROUNDINGS, U32, error_bounds, log_sum_bounds
 from tuner.planar import PlanarLayout, dequantise_groups
 from tuner.problems import GROUP_CODES
+from tuner.records import POISON_WORD
 
 if TYPE_CHECKING:
     from tuner.kernels.base import ArithmeticClass, Operands, Reference
@@ -26,7 +27,6 @@ Floats = npt.NDArray[np.float64]
 PART_TOKENS = 32
 """Tokens of a chunk; chunks are dealt out to the parts in turn."""
 LN2 = float(np.log(2))
-POISON = 0xFFFFFFFF
 SAMPLE_SEED = 20_260_104
 SAMPLED_TOKENS = 2**17
 """Tokens, over all sampled pairs of row and KV head, that the oracle goes through."""
@@ -165,7 +165,7 @@ def joined(partials: Array) -> tuple[Floats, Floats]:
 def _written(partials: Array) -> Array:
     """Which parts [..., P] somebody wrote."""
     peaks = np.ascontiguousarray(partials[..., 0], np.float32)
-    return np.asarray(peaks.view(np.uint32) != POISON)
+    return np.asarray(peaks.view(np.uint32) != POISON_WORD)
 
 
 def combine_reference(operands: Operands, rows: Array | None = None) -> Reference:

@@ -17,7 +17,7 @@ import numpy as np
 from tuner import _vk
 from tuner._memory import Arena, Memory
 from tuner.errors import OutOfMemoryError, UsageError
-from tuner.records import BufferRole
+from tuner.records import POISON_WORD, BufferRole
 from tuner.runner._commands import Commands
 from tuner.runner._staging import Bytes, Region, Staging, copy_region
 from tuner.runner.protocol import Array, OutputSpec
@@ -32,7 +32,6 @@ GUARD_WORDS: dict[BufferRole, int] = {
 }
 """NaNs as float32, and different ones: arithmetic passes a NaN's bits on, so that a kernel which
 reads one guard and writes another would otherwise leave no trace."""
-POISON_WORD = 0xFFFFFFFF
 POISON_BYTE = 0xFF
 
 
