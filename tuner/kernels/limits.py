@@ -48,7 +48,7 @@ def threads_reason(device: DeviceInfo, threads: int) -> str | None:
 
 
 def shared_memory_reason(device: DeviceInfo, nbytes: int, purpose: str = "") -> str | None:
-    """Why a workgroup cannot have so many bytes of shared memory; `purpose` says what they do."""
+    """Why a workgroup cannot have so many bytes of shared memory; `purpose` says what for."""
     limit = device.max_shared_memory_bytes
     if nbytes <= limit:
         return None
@@ -64,7 +64,7 @@ def groups_reason(device: DeviceInfo, groups: Iterable[int]) -> str | None:
 
 
 def launches_reason(device: DeviceInfo, passes: Mapping[str, tuple[int, int, int]]) -> str | None:
-    """Why launches are too large, of passes called by their names with so many workgroups."""
+    """Why a pass is launched too large; `passes` gives the workgroup counts of each by its name."""
     for name, groups in passes.items():
         if reason := groups_reason(device, groups):
             return f"{name}: {reason}"

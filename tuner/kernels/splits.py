@@ -178,11 +178,11 @@ def split_reason(policy: str, parts: int, compute_units: int | None) -> str | No
 
 
 def combine_reason(device: DeviceInfo, *, columns: int, slices: int, dimensions: int) -> str | None:
-    """Why a combine pass cannot be launched; None if it can.
+    """Why a combine pass cannot be launched on a device; None if it can.
 
-    Its workgroups are of `columns` threads in x, which share out the `dimensions` of an output, and
-    of `slices` in y, which share out the splits. More slices than one leave sums and two statistics
-    each, all in float32, in shared memory.
+    Its workgroups have `columns` threads in x, which share the `dimensions` of one output, and
+    `slices` in y, which share the splits. Several slices meet in shared memory: each leaves its
+    sums and two statistics there, in float32.
     """
     most = min(device.max_workgroup_invocations, device.max_workgroup_size[0])
     if columns * slices > most:
