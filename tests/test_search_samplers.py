@@ -137,9 +137,3 @@ def test_digests_tell_spaces_apart() -> None:
     spaces = [SPACE, legal(TOY, toy_problem(1, 1), toy_device())]
     digests = {Encoding(s, ordinal=o).digest for s, o in itertools.product(spaces, (False, True))}
     assert len(digests) == 4
-
-
-def test_a_sampler_whose_packages_are_missing_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(UsageError, match="pip install torch scipy, or use --sampler tpe"):
-        make_sampler("gp", 0)

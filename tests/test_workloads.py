@@ -77,7 +77,18 @@ def test_a_bad_shape_is_refused_naming_the_part(text: str, told: str) -> None:
     assert shapes.SHAPE_SYNTAX in str(caught.value)
 
 
-@given(st.text(alphabet="0123456789xhdb/:k,lognormaleqi -", max_size=40))
+LETTERS = "0123456789xhdb/:k,lognormaleqi -"
+
+
+@st.composite
+def nearly_shapes(draw: st.DrawFn) -> str:
+    """The text of a shape with one character changed, left out or put in, which may be one, too."""
+    text = shapes.format_shape(draw(problems()))
+    at = draw(st.integers(0, len(text) - 1))
+    return text[:at] + draw(st.text(LETTERS, max_size=1)) + text[at + draw(st.integers(0, 1)) :]
+
+
+@given(st.one_of(st.text(LETTERS, max_size=40), nearly_shapes()))
 def test_any_text_is_a_shape_or_a_usage_error(text: str) -> None:
     try:
         problem = shapes.parse_shape(text)

@@ -126,8 +126,8 @@ def failure_of(error: TunerError, *, making: bool = False) -> Failure:
     """The failure that an error stands for, in T4's words.
 
     `making`: it was raised while the kernel or its pipelines were made, so that whatever is neither
-    a deadline nor a lost device or worker is a failure to compile. A usage error says that the variant
-    breaks a limit which its family's constraints forgot, or is legal on no validation case.
+    a deadline nor a lost device or worker is a failure to compile. A usage error says that the
+    variant breaks a limit which its family's constraints forgot, or is legal on no validation case.
     """
     if isinstance(error, RunTimeoutError):
         return Failure(state="timeout", error=str(error))

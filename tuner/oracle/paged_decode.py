@@ -177,7 +177,7 @@ def _block_size(cache: Array, head_size: int) -> int:
 
 
 def _sampled_pairs(operands: Operands, kv_heads: int, count: int) -> list[int]:
-    """Flat indices sequence * kv_heads + head, ascending, at most `count` (at least one)."""
+    """Flat indices sequence * kv_heads + head, ascending, at most `count`."""
     lengths = operands.inputs["context_lens"]
     total = len(lengths) * kv_heads
     chosen = [

@@ -98,12 +98,12 @@ def make_sampler(name: SamplerName, seed: int) -> optuna.samplers.BaseSampler:
     Raises:
         UsageError: a package that it needs is missing.
     """
-    needs = {"gp": ("torch", "scipy"), "cmaes": ("cmaes",)}.get(name, ())
+    needs = ("torch", "scipy") if name == "gp" else ()
     missing = [package for package in needs if importlib.util.find_spec(package) is None]
     if missing:
         raise UsageError(
-            f"sampler {name!r} needs packages that are not installed: "
-            f"pip install {' '.join(missing)}, or use --sampler tpe"
+            f"sampler {name!r} needs {' and '.join(missing)}, which is not installed: "
+            f"install kvtune[{name}] or use --sampler tpe"
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
