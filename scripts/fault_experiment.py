@@ -29,10 +29,10 @@ from typing import Any
 from tuner import kernels, templates
 from tuner.compile import Compiler
 from tuner.device_info import DeviceInfo
-from tuner.evaluate import FINAL, Session, build_job
+from tuner.evaluate import Session, build_job
 from tuner.kernels.base import Candidate, Values
 from tuner.problems import Problem
-from tuner.records import Record, State
+from tuner.records import FINAL, Record, State
 from tuner.results import Store
 from tuner.results.outcomes import interval
 from tuner.runner.protocol import Assignment, Execution, Job
