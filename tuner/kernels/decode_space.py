@@ -157,15 +157,17 @@ def _check_head_size(c: Candidate) -> str | None:
 
 
 def _check_split(c: Candidate) -> str | None:
-    launches = limits.launches_reason(c.device, workgroup_counts(c))
-    if c["strategy"] == "baseline":
-        return launches
+    reason = None if c["strategy"] == "baseline" else _cut_reason(c)
+    return reason or limits.launches_reason(c.device, workgroup_counts(c))
+
+
+def _cut_reason(c: Candidate) -> str | None:
     policy = c["split"]
     if policy.startswith("fit:") and lanes.by_lanes(c.values):
         return f"{policy} is for kernels that deal out the work, {c['strategy']} cuts contexts"
     pairs = c.problem.sequences * c.problem.kv_heads
     parts = -(-workgroups_sharing(c) // pairs) if by_matrix(c.values) else split_of(c).parts
-    return split_reason(policy, parts, c.device.compute_units) or launches
+    return split_reason(policy, parts, c.device.compute_units)
 
 
 def _check_combine(c: Candidate) -> str | None:
