@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Self
 from tuner.cli.output import bandwidth, microseconds, note, percent
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from tuner.kernels.base import Values
     from tuner.records import Record
     from tuner.search import ProblemResult, Status
@@ -44,12 +42,7 @@ class TuneProgress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self._display.close()
 
     def problem_started(self, status: Status) -> None:

@@ -117,9 +117,7 @@ def side_by_side(
         if isinstance(first, str) or isinstance(second, str):
             reason = "; ".join(each for each in chosen if isinstance(each, str))
             failed = isinstance(first, Record) and key in found[1]
-            unpaired.append(
-                Unpaired(family=family, problem=problem, reason=reason, failed=failed)
-            )
+            unpaired.append(Unpaired(family=family, problem=problem, reason=reason, failed=failed))
         elif first.measure != second.measure:
             reason = f"{a.name} has {first.measure} samples, {b.name} {second.measure} ones"
             unpaired.append(Unpaired(family=family, problem=problem, reason=reason))
@@ -131,7 +129,9 @@ def side_by_side(
             )
     if not pairs:
         raise UsageError(_nothing_in_common(unpaired))
-    return SideBySide(pairs=tuple(pairs), unpaired=tuple(unpaired), between=(between[0], between[1]))
+    return SideBySide(
+        pairs=tuple(pairs), unpaired=tuple(unpaired), between=(between[0], between[1])
+    )
 
 
 def _nothing_in_common(unpaired: Sequence[Unpaired]) -> str:

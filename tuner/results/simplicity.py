@@ -31,8 +31,6 @@ def _complexity(record: Record) -> tuple[float, float] | None:
     return max(r for r in registers if r is not None), sum(c for c in code if c is not None)
 
 
-def _first(
-    statistics: dict[str, int | float | str | bool], names: Sequence[str]
-) -> float | None:
+def _first(statistics: dict[str, int | float | str | bool], names: Sequence[str]) -> float | None:
     values = (statistics[name] for name in names if name in statistics)
     return next((float(value) for value in values if isinstance(value, int | float)), None)

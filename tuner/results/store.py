@@ -7,14 +7,12 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
 
 from tuner.device_info import DeviceInfo
 from tuner.errors import NoResultsError, ResultsError, UsageError
-from tuner.problems import Problem
 from tuner.records import REFERENCE, Calibration, Record
 from tuner.results.files import reason, write_atomic
 from tuner.results.journal import JournalWriter, Repair, read_journal
@@ -82,7 +80,7 @@ class Store:
         return max(made, key=lambda c: c.time, default=None)
 
     def find(self, variant: str) -> Record | None:
-        """The newest record of that variant, references aside: why it need not be measured again."""
+        """The newest record of a variant, references aside: it need not be measured again."""
         return self._by_variant.get(variant)
 
     def append(self, record: Record) -> None:
@@ -138,7 +136,8 @@ class Store:
         before = self.device()
         if before is not None and before.slug != info.slug:
             raise ResultsError(
-                self.folder, f"holds results of {before.name}, not of {info.name}: use another --out"
+                self.folder,
+                f"holds results of {before.name}, not of {info.name}: use another --out",
             )
         text = msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n"
         write_atomic(self.folder / DEVICE, text)
@@ -156,12 +155,7 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.close()
 
     def _open_writers(self) -> tuple[JournalWriter[Record], JournalWriter[Calibration]]:

@@ -6,7 +6,6 @@ import os
 import socket
 import struct
 import time
-from types import TracebackType
 from typing import Any, Self
 
 from tuner.runner._worker_messages import decode, encode
@@ -95,12 +94,7 @@ class Channel:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.close()
 
     def _exactly(self, count: int, deadline: float | None) -> bytearray:

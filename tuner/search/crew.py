@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from types import TracebackType
 from typing import Self, TypeVar
 
 from tuner.errors import TunerError
@@ -39,12 +38,7 @@ class Crew:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         # What the scout still does is of use to nobody, and uses neither device nor files.
         self.scout.shutdown(wait=False, cancel_futures=True)
         self.clerk.shutdown()
