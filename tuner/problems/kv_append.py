@@ -54,7 +54,8 @@ class KvAppendProblem(Problem, frozen=True, kw_only=True, tag="kv_append"):
     @property
     def label(self) -> str:
         """Rows, the position of the first, and the heads."""
-        return f"{self.rows} rows at {self.context} kv{self.kv_heads} d{self.head_size}"
+        rows = f"{self.rows} row{'s' if self.rows > 1 else ''}"
+        return f"{rows} at {self.context} kv{self.kv_heads} d{self.head_size}"
 
     @property
     def series(self) -> str:

@@ -48,7 +48,7 @@ class NormRopeProblem(Problem, frozen=True, kw_only=True, tag="norm_rope"):
     @property
     def label(self) -> str:
         """Rows, heads, head size and rotary dimensions; the weights where they are 1 + w."""
-        return f"{self.rows} rows {self.series}"
+        return f"{self.rows} row{'s' if self.rows > 1 else ''} {self.series}"
 
     @property
     def series(self) -> str:
