@@ -105,6 +105,6 @@ def test_times_of_the_hosts_clock_are_said_to_be_that(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == ""
     trouble = "timestamps all read the same"
     warn_of_host_clock([made_record(), made_record(clock="host", clock_trouble=trouble)])
-    assert f"timed by the host's clock, because {trouble}" in capsys.readouterr().err
+    assert f"these times are from the host's clock, because {trouble}" in capsys.readouterr().err
     warn_of_host_clock([made_record(clock="host")])
     assert "because this device has no timestamps" in capsys.readouterr().err
