@@ -312,6 +312,13 @@ def test_what_is_not_supported_has_a_reason(
     assert says in "; ".join(reasons(FAMILY, variant(FAMILY, text, device), of, device))
 
 
+def test_threads_in_x_may_be_limited_more_than_those_of_a_workgroup() -> None:
+    device, of = narrow_cpu(max_workgroup_size=(64, 64, 64)), problem(64)
+    said = reasons(FAMILY, variant(FAMILY, "deterministic threads=128", device), of, device)
+    assert "256 threads a workgroup, the device allows 64" in said
+    assert "128 threads a workgroup, the device allows 64" in said
+
+
 def test_launches_stay_within_the_limit_of_each_axis() -> None:
     device = narrow_cpu()
     of = problem(64, batch=1, query_tokens=1, context=3_000_000)

@@ -20,7 +20,7 @@ from tuner.kernels.cache_write_q8 import CACHE_WRITE_Q8
 from tuner.kernels.kv_append import KV_APPEND_Q8
 from tuner.kernels.norm_rope import QK_NORM_ROPE
 from tuner.kernels.space import legal, pairwise, reasons
-from tuner.kernels.teams import linear_grid, most_workgroups
+from tuner.kernels.teams import grid_reason, linear_grid
 from tuner.problems import CacheWriteProblem, KvAppendProblem, NormRopeProblem, Problem
 
 LARGE = {
@@ -75,7 +75,8 @@ def test_a_linear_grid_has_few_workgroups_too_many(workgroups: int) -> None:
 
 def test_a_grid_is_no_larger_than_a_device_allows() -> None:
     small = gpu(max_workgroup_count=(4, 3, 1))
-    assert most_workgroups(small) == 12
+    assert grid_reason(small, 12, "heads") is None
+    assert grid_reason(small, 13, "heads") == "13 heads, the device allows 12 workgroups"
     assert linear_grid(12, small) == (4, 3, 1)
 
 

@@ -45,8 +45,7 @@ def check_width(c: Candidate) -> str | None:
 
 def check_grid(c: Candidate) -> str | None:
     """Why there are too many vectors, of each of which a workgroup may be made."""
-    groups, limit = 2 * c.problem.tokens * c.problem.kv_heads, teams.most_workgroups(c.device)
-    return f"{groups} vectors, the device allows {limit} workgroups" if groups > limit else None
+    return teams.grid_reason(c.device, 2 * c.problem.tokens * c.problem.kv_heads, "vectors")
 
 
 def write_pass(

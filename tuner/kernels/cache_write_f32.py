@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tuner.kernels import teams
+from tuner.kernels import limits, teams
 from tuner.kernels.base import (
     Binding,
     Candidate,
@@ -75,8 +75,7 @@ def _check_pack(c: Candidate) -> str | None:
 
 def _check_threads(c: Candidate) -> str | None:
     threads = c["threads"] if tuned(c.values) else teams.BASELINE_THREADS
-    limit = min(c.device.max_workgroup_invocations, c.device.max_workgroup_size[0])
-    return f"{threads} threads a workgroup, the device allows {limit}" if threads > limit else None
+    return limits.threads_reason(c.device, threads)
 
 
 def _check_tile(c: Candidate) -> str | None:
@@ -85,13 +84,7 @@ def _check_tile(c: Candidate) -> str | None:
     if c["tile_tokens"] == 1:
         return "a tile of one token has nothing to turn: use direct"
     loads = c.problem.head_size // c["width"] + 1
-    needed, limit = (
-        4 * c["tile_tokens"] * (loads * c["width"] + 1),
-        c.device.max_shared_memory_bytes,
-    )
-    return (
-        f"needs {needed} bytes of shared memory, the device has {limit}" if needed > limit else None
-    )
+    return limits.shared_memory_reason(c.device, 4 * c["tile_tokens"] * (loads * c["width"] + 1))
 
 
 CONSTRAINTS = (

@@ -71,8 +71,7 @@ def _workgroups(c: Candidate) -> int:
 
 
 def _check_grid(c: Candidate) -> str | None:
-    groups, limit = 2 * c.problem.rows * c.problem.groups, teams.most_workgroups(c.device)
-    return f"{groups} groups, the device allows {limit} workgroups" if groups > limit else None
+    return teams.grid_reason(c.device, 2 * c.problem.rows * c.problem.groups, "groups")
 
 
 CONSTRAINTS = (

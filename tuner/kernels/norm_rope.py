@@ -90,8 +90,7 @@ def _check_shared_memory(c: Candidate) -> str | None:
 
 
 def _check_grid(c: Candidate) -> str | None:
-    heads, limit = c.problem.rows * c.problem.heads, teams.most_workgroups(c.device)
-    return f"{heads} heads, the device allows {limit} workgroups" if heads > limit else None
+    return teams.grid_reason(c.device, c.problem.rows * c.problem.heads, "heads")
 
 
 CONSTRAINTS = (

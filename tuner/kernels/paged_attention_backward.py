@@ -6,6 +6,7 @@ workgroup owns a block and goes through its users in a fixed order, or sums are 
 
 from __future__ import annotations
 
+from tuner.kernels import limits
 from tuner.kernels.attention_chunks import INPUTS, WHOLE_CHUNKS, chunks
 from tuner.kernels.base import (
     ArithmeticClass,
@@ -95,21 +96,13 @@ PARAMETERS = (
 def _check_threads(c: Candidate) -> str | None:
     if c["strategy"] == "baseline":
         return None
-    threads, limit = c["threads"], c.device.max_workgroup_invocations
-    if threads > limit:
-        return f"{threads} threads a workgroup, the device allows {limit}"
-    if c.problem.head_size // 4 > threads:
+    if c.problem.head_size // 4 > c["threads"]:
         return f"head size {c.problem.head_size} needs {c.problem.head_size // 4} threads"
-    return None
+    return limits.threads_reason(c.device, c["threads"])
 
 
 def _check_helpers(c: Candidate) -> str | None:
-    if c.device.max_workgroup_invocations < HELPER_THREADS:
-        return (
-            f"{HELPER_THREADS} threads a workgroup, the device allows "
-            f"{c.device.max_workgroup_invocations}"
-        )
-    return None
+    return limits.threads_reason(c.device, HELPER_THREADS)
 
 
 def _check_atomics(c: Candidate) -> str | None:
@@ -125,15 +118,12 @@ def _shared_bytes(c: Candidate, rows: int, tokens: int) -> int:
 
 
 def _check_tile(c: Candidate, rows: int, tokens: int, owned: int) -> str | None:
-    needed, limit = _shared_bytes(c, rows, tokens), c.device.max_shared_memory_bytes
-    if needed > limit:
-        return f"needs {needed} bytes of shared memory, the device has {limit}"
     if own_vectors(c, owned) > MAX_OWN_VECTORS:
         return (
             f"a thread would hold sums of {own_vectors(c, owned)} vectors, the limit is "
             f"{MAX_OWN_VECTORS}: use more threads or smaller tiles"
         )
-    return None
+    return limits.shared_memory_reason(c.device, _shared_bytes(c, rows, tokens))
 
 
 def _check_key_tile(c: Candidate) -> str | None:
@@ -156,11 +146,9 @@ def _check_query_tile(c: Candidate) -> str | None:
 
 
 def _check_groups(c: Candidate) -> str | None:
-    problem: AttentionGradientProblem = c.problem
-    groups, limit = problem.batch * problem.kv_heads, c.device.max_workgroup_count[2]
-    if c["strategy"] != "baseline" and groups > limit:
-        return f"{groups} workgroups in z, the device allows {limit}"
-    return None
+    if c["strategy"] == "baseline":
+        return None
+    return limits.groups_reason(c.device, (1, 1, c.problem.batch * c.problem.kv_heads))
 
 
 CONSTRAINTS = (

@@ -44,7 +44,6 @@ from tuner.problems import QsaStepProblem
 
 SPLITS = ("upstream", "count:16", "count:32", "count:64", "device:1", "device:2", "device:4")
 VALIDATED_SPLIT = "count:16"
-LARGEST_SPLIT = 64
 
 PARAMETERS = (
     Parameter(

@@ -48,9 +48,10 @@ def linear_grid(workgroups: int, device: DeviceInfo) -> tuple[int, int, int]:
     return (-(-workgroups // rows), rows, 1) if rows else (1, 1, 1)
 
 
-def most_workgroups(device: DeviceInfo) -> int:
-    """Workgroups of the largest grid that `linear_grid` can make."""
-    return device.max_workgroup_count[0] * device.max_workgroup_count[1]
+def grid_reason(device: DeviceInfo, count: int, things: str) -> str | None:
+    """Why no grid of `linear_grid` can have a workgroup for each of so many `things`."""
+    limit = device.max_workgroup_count[0] * device.max_workgroup_count[1]
+    return f"{count} {things}, the device allows {limit} workgroups" if count > limit else None
 
 
 def linear_terms(name: str, workgroups: str, device: DeviceInfo) -> Terms:

@@ -133,6 +133,7 @@ def _reference(
     heads, size = operands.outputs["out"][0][1:]
     group = heads // _kv_heads(operands)
     flat = np.concatenate([row * heads + head * group + np.arange(group) for row, head in pairs])
+    long = _LongRows(operands) if sampled else None
 
     def seen(outputs: Buffers) -> dict[str, Array]:
         left = _left(operands, outputs)
@@ -144,7 +145,6 @@ def _reference(
         got = outputs["out"].reshape(-1, size)[flat].astype(np.float64)
         return {"steps": np.array(shares)[:, None], "attention": got - wanted}
 
-    long = _LongRows(operands) if sampled else None
     every = [*names, *(["index_select"] if selective_rows(operands).any() else [])]
 
     def bounds(arithmetic: ArithmeticClass) -> dict[str, Array]:
