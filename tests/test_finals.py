@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -111,10 +112,43 @@ def test_more_rounds_decide_as_long_as_there_is_time() -> None:
     assert 6 < len(near[1].rounds) < 100
     _, alike = race((1.0, 1.0), seconds=60.0, **options)
     assert 6 < len(alike[1].rounds) < 100
-    _, late = race((1.0, 1.0), seconds=0.0, **options)
-    assert len(late[0].rounds) == 6
     _, clear = race((1.0, 1.1), seconds=60.0, **options)
     assert len(clear[0].rounds) == 6
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rounds"), [(0.0, 3), (21.0, 3), (22.0, 4), (33.0, 5), (34.0, 6), (1e3, 6)]
+)
+def test_no_round_after_the_third_begins_when_the_time_is_over(
+    seconds: float, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A measurement takes 3 s, so that round n begins when 6 n - 3 s are over."""
+    _, records = race((1.0, 1.0), device=slow(monkeypatch), seconds=seconds)
+    assert [len(record.rounds) for record in records] == [rounds] * 2
+
+
+def test_when_the_time_is_over_no_more_rounds_are_thrown_away_than_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    restless = slow(monkeypatch, lambda n: 1.0 + 0.1 * (n // 2 % 2))
+    order, records = race((1.0, 1.0), device=restless, seconds=0.0)
+    assert records[0].rounds_repeated == 3
+    assert len(order) == 1 + 2 * (3 + 3)
+
+
+def slow(
+    monkeypatch: pytest.MonkeyPatch, device: Callable[[int], float] = lambda _: 1.0
+) -> Callable[[int], float]:
+    """`device`, on a pretended clock of which each measurement takes 3 s."""
+    seconds = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: seconds[0], perf_counter=lambda: seconds[0])
+    monkeypatch.setattr("tuner.evaluate.finals.time", clock)
+
+    def measured(number: int) -> float:
+        seconds[0] += 3.0
+        return device(number)
+
+    return measured
 
 
 def test_a_round_in_which_the_reference_changed_is_taken_again() -> None:

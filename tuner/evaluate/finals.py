@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ DRIFT_LIMIT = 0.03
 """What was measured between two times of the reference that differ by more is measured again."""
 
 _SEEN_ENOUGH = 3
-"""From so many rounds on a finalist may fall out of the race."""
+"""From so many rounds on a finalist may fall out of the race, and lack of time may end it."""
 _SURE = 0.99
 """Confidence of a judgement in the race: one is made after each round."""
 _ALIKE = 0.01
@@ -35,7 +36,7 @@ def measure_again(
     plan: MeasurePlan,
     rounds: int = MIN_ROUNDS,
     most_rounds: int | None = None,
-    seconds: float = 0.0,
+    seconds: float = math.inf,
 ) -> tuple[Record, ...]:
     """Time several prepared variants in turns, so that a drifting clock treats all alike.
 
@@ -46,9 +47,10 @@ def measure_again(
 
     It is a race (Maron & Moore 1994; Birattari et al. 2002): who is shown to be slower than the
     leader falls out, all others go on, for at least `rounds` and up to `most_rounds`, until each is
-    shown to be slower than the leader or equal to it within 1 %, or `seconds` are over. The
-    records, one a trial, hold the samples of all its rounds and the note `FINAL`. The trials are
-    released.
+    shown to be slower than the leader or equal to it within 1 %. Once `seconds` are over no round
+    begins, save the first three: what is left then is for `tuner.timing.compare` to judge by its
+    samples. The records, one a trial, hold the samples of all its rounds and the note `FINAL`. The
+    trials are released.
 
     Raises:
         TrialLostDeviceError: the device is gone; carries the record of the trial at work.
@@ -144,9 +146,14 @@ class _Race:
     reference_ns: list[float] = field(default_factory=list)
 
     def run(self, least: int, most: int, until: float) -> None:
+        """Rounds from `least` to `most`; from `until` on, a time of the monotonic clock, three."""
         done = 0
         opening: tuple[_Finalist, Measurement] | None = None
-        while done < least or (done < most and self.undecided and time.monotonic() < until):
+        while True:
+            in_time = time.monotonic() < until
+            wanted = least if in_time else min(least, _SEEN_ENOUGH)
+            if done >= wanted and not (in_time and done < most and self.undecided):
+                return
             reference = next((each for each in self.finalists if not each.failed), None)
             if reference is None:
                 return
@@ -161,7 +168,7 @@ class _Race:
             closing = self._time_reference(reference)
             if closing is None:
                 continue
-            if self._steady(opening[1], closing[1], least):
+            if self._steady(opening[1], closing[1], wanted):
                 for finalist, measured in (opening, *taken):
                     if measured is not None:
                         finalist.rounds.append(measured)

@@ -59,11 +59,12 @@ class Settings:
     driver. Runs with equal seeds propose alike only as far as their times are alike. `objective`:
     what is minimised; with "both" the search looks for the front of variants that none beats in
     time and energy.
-    The best `finalists` are timed again in turns, in `final_rounds` and, as long as it is open who
-    wins and there is time, up to `most_final_rounds`. After `reference_every` trials a reference
-    variant is timed again, and so is what ran while it drifted; 0 is never (default: 10, or 0 on a
-    CPU, whose times drift with whatever else it does). `only` has, by family, the values that
-    parameters may have; those of the baseline, which is always measured, aside.
+    The best `finalists` are timed again in turns, in `final_rounds`, three where time is over by
+    then, and, on a GPU as long as it is open who wins, up to `most_final_rounds`. After
+    `reference_every` trials a reference variant is timed again, and so is what ran while it
+    drifted; 0 is never (default: 10, or 0 on a CPU, whose times drift with whatever else it does).
+    `only` has, by family, the values that parameters may have; those of the baseline, which is
+    always measured, aside.
     """
 
     trials: int | None = None

@@ -22,7 +22,7 @@ class Tally:
     `begun`, when the problem's turn began, `first_trial`, when the first variant got the device in
     this run, `first_result`, from when on its share of time counts, and `deadline`, when the search
     is to end, are times of `time.monotonic`. `spent_before` is what earlier runs' searches took, in
-    seconds, `finals_seconds` what the finals may take beyond their least number of rounds.
+    seconds, `finals_seconds` when no more rounds of finals begin, save the first few.
     """
 
     family: Family
@@ -34,7 +34,7 @@ class Tally:
     trial_limit: int | None = None
     deadline: float | None = None
     spent_before: float = 0.0
-    finals_seconds: float = 0.0
+    finals_seconds: float = FINALS_SECONDS
     trials: int = 0
     measured: int = 0
     known: int = 0

@@ -21,7 +21,7 @@ from tuner.search.proposer import Proposer
 from tuner.search.settings import RETRIED, Ending, ProblemResult, Progress, Settings
 from tuner.search.shares import Shares
 from tuner.search.studylog import MAX_CRASHES, Budget, StudyLog
-from tuner.search.tally import FINALS_SECONDS, Tally
+from tuner.search.tally import Tally
 
 NEIGHBOURS = 4
 """How many other problems' best variants are tried early."""
@@ -58,7 +58,6 @@ class Turn:
             tally.failures.update(outcome.failures)
             for state in RETRIED if self.settings.retry_failed else ():
                 del tally.failures[state]
-        tally.finals_seconds = 0.0 if self.evaluator.runner.info.is_cpu else FINALS_SECONDS
 
     def play(
         self, neighbours: Iterable[Values], interrupts: Interrupts, at_half: Callable[[], None]
