@@ -247,7 +247,18 @@ def test_what_all_copies_read_fills_the_footprint_within_the_memory() -> None:
 
 
 def test_a_problem_that_does_not_fit_is_refused_with_sizes() -> None:
-    heap = MemoryHeap(size_bytes=1000, device_local=True)
+    heap = MemoryHeap(size_bytes=2**21, device_local=True)
+    problem = toy_problem(4, 2**20)
+    trials = evaluator(toy_runner(info=toy_device(memory_heaps=(heap,))), problem=problem)
+    with pytest.raises(OutOfMemoryError) as caught:
+        trials.run(TILED)
+    assert str(caught.value) == (
+        f"{problem.label} needs 16 MiB, the device has 2 MiB to give: {problem.way_smaller}"
+    )
+
+
+def test_a_validation_case_that_does_not_fit_is_no_fault_of_the_problem() -> None:
+    heap = MemoryHeap(size_bytes=100, device_local=True)
     trials = evaluator(toy_runner(info=toy_device(memory_heaps=(heap,))))
-    with pytest.raises(OutOfMemoryError, match="timing"):
+    with pytest.raises(OutOfMemoryError, match="^validation case .* see what else holds memory"):
         trials.run(TILED)

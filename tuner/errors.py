@@ -134,6 +134,7 @@ class OutOfMemoryError(TunerError):
         way_out: str = "use fewer sequences or a shorter context",
     ) -> None:
         self.needed_bytes, self.available_bytes = needed_bytes, available_bytes
+        self.holder = holder
         super().__init__(
             f"{what} needs {needed_bytes / 2**20:,.0f} MiB, {holder} has "
             f"{available_bytes / 2**20:,.0f} MiB to give: {way_out}"

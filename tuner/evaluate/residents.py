@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tuner.device_info import DeviceInfo
+from tuner.errors import OutOfMemoryError
 from tuner.kernels.base import ArithmeticClass, Array, Family, Operands, Reference, ValidationCase
 from tuner.oracle import Verdict, judge
 from tuner.problems import Problem
@@ -96,7 +97,13 @@ class ResidentCases:
     def _load(self, case: ValidationCase) -> ResidentCase:
         operands, reference = self._operands(case)
         workload = f"{self._family.name}/{case.name}/{case.problem.key}/{case.seed}"
-        self._runner.load(workload, operands.inputs, output_specs(operands))
+        _load(
+            self._runner,
+            workload,
+            operands,
+            what=f"validation case {case.name} ({case.problem.label})",
+            way_out="it is small: see what else holds memory",
+        )
         return ResidentCase(
             case=case, workload=workload, scalars=operands.scalars, reference=reference
         )
@@ -137,8 +144,25 @@ def load_timed(
     read_bytes = min(nbytes, family.bytes_moved(problem))
     copies = copies_for(nbytes, runner.info, read_bytes, footprint_bytes)
     workload = f"{family.name}/{TIMING_INPUTS}/{problem.key}"
-    runner.load(workload, operands.inputs, output_specs(operands), copies=copies)
+    what = f"{problem.label} in {copies} copies" if copies > 1 else problem.label
+    _load(runner, workload, operands, copies=copies, what=what, way_out=problem.way_smaller)
     return TimedWorkload(workload=workload, copies=copies, reference=reference)
+
+
+def _load(
+    runner: Runner, workload: str, operands: Operands, *, what: str, way_out: str, copies: int = 1
+) -> None:
+    """`Runner.load`, whose refusal names what the user asked for and not the workload."""
+    try:
+        runner.load(workload, operands.inputs, output_specs(operands), copies=copies)
+    except OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            what,
+            error.needed_bytes,
+            error.available_bytes,
+            holder=error.holder,
+            way_out=way_out,
+        ) from error
 
 
 def copies_for(
