@@ -253,6 +253,21 @@ def test_readings_become_one_summary() -> None:
     assert [Watch(readings=readings[n:]).held_down for n in range(4)] == [True, True, False, False]
 
 
+@pytest.mark.parametrize(
+    ("reasons", "held_down"),
+    [
+        ((), False),
+        (("applications clocks setting", "sync boost"), False),
+        (("display clocks setting", "software power cap"), True),
+        (("hardware thermal slowdown",), True),
+        (("pl1",), True),
+    ],
+)
+def test_only_power_and_heat_hold_a_device_down(reasons: tuple[str, ...], held_down: bool) -> None:
+    assert Watch(readings=[Reading(throttle=reasons)]).held_down == held_down
+    assert Observation(source="nvml", looks=1, throttled=reasons).held_down == held_down
+
+
 def test_a_watch_looks_beside_the_block_and_behind_a_short_one() -> None:
     observer = Pretended()
     with watched(observer) as seen:

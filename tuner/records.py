@@ -61,6 +61,10 @@ class ClockState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     repeated: bool = False
 
 
+CLOCK_SETTINGS = frozenset({"applications clocks setting", "display clocks setting", "sync boost"})
+"""Reasons for a lowered clock that someone has chosen: they do not come and go with the load."""
+
+
 class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the system's own sensors said, in `looks` looks; None for what they do not tell.
 
@@ -75,6 +79,11 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     memory_mhz: tuple[float, float] | None = None
     temperature_c: float | None = None
     throttled: tuple[str, ...] = ()
+
+    @property
+    def held_down(self) -> bool:
+        """Whether power or heat lowered the clock, as they would in use."""
+        return any(reason not in CLOCK_SETTINGS for reason in self.throttled)
 
 
 class Energy(msgspec.Struct, frozen=True, kw_only=True):

@@ -74,8 +74,9 @@ class Watch:
 
     @property
     def held_down(self) -> bool:
-        """Whether the system has named a reason for a lowered clock."""
-        return any(reading.throttle for reading in self.readings)
+        """See `Observation.held_down`."""
+        seen = self.summary()
+        return seen is not None and seen.held_down
 
     def summary(self) -> Observation | None:
         """All readings in one; None without any."""

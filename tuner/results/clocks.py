@@ -25,5 +25,5 @@ def fastest_ns(states: Iterable[ClockState | None]) -> float:
 def is_lower(record: Record, best_ns: float) -> bool:
     """Whether a record is of a clock known to be lower than one on which the reference took
     `best_ns`, and no sensor says that power or heat had lowered it, as they would in use."""
-    held_down = record.observed is not None and bool(record.observed.throttled)
+    held_down = record.observed is not None and record.observed.held_down
     return not held_down and LOWER * best_ns < reference_ns(record.clock_state) < math.inf
