@@ -30,6 +30,8 @@ from tests.made_records import (
 )
 from tuner import plots
 from tuner.device_info import DeviceInfo
+from tuner.kernels import families
+from tuner.kernels.base import Family
 from tuner.plots import style
 from tuner.problems import NormRopeProblem
 from tuner.records import Record
@@ -205,6 +207,40 @@ def test_the_context_axis_is_binary_and_lines_are_the_best_of_a_strategy() -> No
     assert {"4k", "16k", "h32/8 d128, 1 sequence", "int_dot", "packed_f16"} <= set(words(figure))
 
 
+def test_a_strategy_looks_alike_whichever_others_are_shown() -> None:
+    names = ("baseline", "scalar_f32", "packed_f16", "int_dot", "matrix", "a new one")
+    made = [made_record(decode(1, 4096), {**BASELINE, "strategy": name}) for name in names]
+    alone = [_looks_in(made[place : place + 1]) for place in range(len(names))]
+    assert _looks_in(made) == {name: look for each in alone for name, look in each.items()}
+    assert len(set(_looks_in(made).values())) == len(names)
+
+
+def _looks_in(records: Sequence[Record]) -> dict[str, tuple[object, object]]:
+    figure = plots.utilisation_by_context(records, gpu(), baseline_of=baseline_of)
+    lines = figure.legends[0].get_lines()
+    return {
+        str(line.get_label()): (line.get_color(), line.get_marker())
+        for line in lines
+        if line.get_marker() != "None"
+    }
+
+
+@pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
+def test_strategies_of_a_family_are_known_and_differ_in_colour_and_marker(family: Family) -> None:
+    declared = [p.values for p in family.parameters if p.name == "strategy"] or [(family.name,)]
+    tuned = {str(name) for name in declared[0]} - {"baseline"}
+    assert tuned <= set(style.STRATEGIES)
+    looks = style.looks(tuned).values()
+    for key in ("color", "marker"):
+        assert len({look[key] for look in looks}) == len(tuned)
+
+
+def test_all_known_strategies_can_be_told_apart() -> None:
+    looks = style.looks(["baseline", *style.STRATEGIES])
+    assert len({tuple(look.items()) for look in looks.values()}) == 1 + len(style.STRATEGIES)
+    assert {look["color"] for look in looks.values()} == {style.GREY, *style.PALETTE}
+
+
 @pytest.mark.parametrize("contexts", [(0,), (0, 4096), (0, 1, 16), (1, 16), (4096, 16384)])
 def test_every_point_is_inside_the_context_axis_in_its_order(contexts: tuple[int, ...]) -> None:
     made = [made_record(decode(1, context), FAST) for context in contexts]
@@ -281,6 +317,28 @@ def test_the_history_tells_what_the_best_was_measured_again_at() -> None:
     twice = [made_record(median_us=10.0), made_record(median_us=12.0, note="final")]
     assert "10.0 µs, measured again 12.0 µs" in words(plots.search_history(twice, gpu()))
     assert "10.0 µs" in words(plots.search_history(twice[:1], gpu()))
+
+
+@pytest.mark.parametrize(
+    ("median_us", "again_us", "unit", "told"),
+    [
+        (950.0, 1020.0, "µs", "950 µs, measured again 1,020 µs"),
+        (1040.0, 980.0, "ms", "1.04 ms, measured again 0.98 ms"),
+    ],
+)
+def test_all_times_of_a_panel_are_in_one_unit(
+    median_us: float, again_us: float, unit: str, told: str
+) -> None:
+    slow = made_record(values={"n": 1}, median_us=3000.0)
+    best = {"values": {"n": 2}, "time": "2026-11-29T12:00:09Z"}
+    made = [slow, made_record(median_us=median_us, **best)]
+    made.append(made_record(median_us=again_us, note="final", **best))
+    figure = plots.search_history(made, gpu(), baseline_of=lambda _: None)
+    (axes,) = figure.axes
+    assert axes.get_ylabel() == f"time, {unit}"
+    assert told in words(figure)
+    shown = [3.0, median_us / 1000] if unit == "ms" else [3000.0, median_us]
+    assert list(axes.lines[0].get_ydata()) == pytest.approx(shown)
 
 
 def test_what_is_told_of_a_single_trial_stays_inside_its_panel() -> None:

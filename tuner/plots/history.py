@@ -61,8 +61,6 @@ def search_history(
         axes = figure.add_subplot(lines, columns, number + 1)
         _panel(axes, outcome, again.get((outcome.family, outcome.problem.key)))
         axes.set_title(name.replace("\n", ", "), size=style.TEXT_SIZE, loc="left")
-        if number % columns == 0:
-            axes.set_ylabel("time, µs", size=style.SMALL_SIZE, color=style.TEXT)
         if number + columns >= len(shown):
             axes.set_xlabel("trial", size=style.SMALL_SIZE, color=style.TEXT)
     style.legend(figure, _handles(shown), columns=8)
@@ -83,24 +81,29 @@ def _measured_again(
 
 def _panel(axes: Axes, outcome: Outcome, again_ns: float | None) -> None:
     numbered = list(enumerate(outcome.records, 1))
-    timed = [(n, r.timed_ns / 1000) for n, r in numbered if r.is_timed]
+    fastest_ns = min((r.timed_ns for _, r in numbered if r.is_timed), default=0.0)
+    unit = style.time_unit(fastest_ns)
+    timed = [(n, r.timed_ns / unit.size) for n, r in numbered if r.is_timed]
     axes.set_xlim(0, len(numbered) + 1)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     style.dress(axes, grid="y")
     if timed:
+        axes.set_ylabel(f"time, {unit.name}", size=style.SMALL_SIZE, color=style.TEXT)
         axes.plot(*zip(*timed, strict=True), ".", color=style.SKY, markersize=5)
         best = _best_so_far(timed, len(numbered))
         axes.plot(*zip(*best, strict=True), color=style.BLUE, linewidth=1.8)
         if outcome.baseline is not None and outcome.baseline.median_ns:
-            level = outcome.baseline.median_ns / 1000
+            level = outcome.baseline.median_ns / unit.size
             axes.axhline(level, color=style.GREY, linestyle="--", linewidth=1.2)
         times = [time for _, time in timed]
         # Room below for the line of text and the failures' marks, so that they hide no trial.
         room = max(1.6, (max(times) / min(times)) ** 0.14)
         style.log_ticks(axes, "y", min(times) / room, max(times) * 1.25)
-        told = style.time_text(1000 * min(times))
+        told = style.time_text(fastest_ns, unit)
+        if again_ns is not None:
+            told += f", measured again {style.time_text(again_ns, unit)}"
         axes.annotate(
-            told if again_ns is None else f"{told}, measured again {style.time_text(again_ns)}",
+            told,
             best[-1],
             xytext=(-2, -3),
             textcoords="offset points",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -22,6 +23,13 @@ BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, BLACK, GREY = "#CC79A7", "#56B4E9", "#000000", "#999999"
 PALETTE = (BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY, BLACK)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+BASELINE = "baseline"
+STRATEGIES = (
+    *("scalar_f32", "packed_f16", "int_dot", "matrix", "lanes", "tiles", "matrix_lanes"),
+    *("packed", "workgroup", "parts", "shared", "teams", "direct", "staged"),
+    *("deterministic", "atomic", "qsa_chain"),
+)
+"""Each looks alike in all figures, by its place: new ones go to the end."""
 TEXT, FAINT, RULE = "#222222", "#5A5A5A", "#DDDDDD"
 
 SOFTWARE_NOTE = "software driver: proves function, not speed"
@@ -105,6 +113,22 @@ def new_figure(
     return figure
 
 
+def looks(names: Iterable[str], known: Sequence[str] = STRATEGIES) -> dict[str, dict[str, str]]:
+    """Colour and marker of each of `names`, in the order in which a legend has them.
+
+    The baseline is grey; `known` look the same whatever else is in the figure; all others come
+    after these. Any six neighbours differ in both colour and marker, 49 in one of them.
+    """
+    named = set(names)
+    found = {BASELINE: {"color": GREY, "marker": MARKERS[0]}} if BASELINE in named else {}
+    for place, name in enumerate([*known, *sorted(named - {*known, BASELINE})]):
+        if name in named:
+            turn, column = divmod(place, len(PALETTE))
+            marker = MARKERS[(column + turn) % len(MARKERS)]
+            found[name] = {"color": PALETTE[column], "marker": marker}
+    return found
+
+
 def panel_grid(panels: int, *, most_columns: int) -> tuple[int, int]:
     """Lines and columns for so many panels; at least one of each."""
     columns = min(most_columns, max(1, panels))
@@ -162,13 +186,26 @@ def log_ticks(axes: Axes, which: str, low: float, high: float) -> None:
     (axes.set_xlim if which == "x" else axes.set_ylim)(low, high)
 
 
-def time_text(nanoseconds: float) -> str:
-    """A time with its unit and three digits: 25.0 µs, 1.91 ms."""
+class TimeUnit(NamedTuple):
+    """A unit and how many nanoseconds it has."""
+
+    name: str
+    size: float
+
+
+def time_unit(nanoseconds: float) -> TimeUnit:
+    """The unit in which a time has up to three digits before its point."""
     # From 999.5 on, three digits round up into the next unit.
-    for unit, size in (("ns", 1.0), ("µs", 1e3), ("ms", 1e6)):
-        if nanoseconds < 999.5 * size:
-            return f"{_three_digits(nanoseconds / size)} {unit}"
-    return f"{_three_digits(nanoseconds / 1e9)} s"
+    for unit in (TimeUnit("ns", 1.0), TimeUnit("µs", 1e3), TimeUnit("ms", 1e6)):
+        if nanoseconds < 999.5 * unit.size:
+            return unit
+    return TimeUnit("s", 1e9)
+
+
+def time_text(nanoseconds: float, unit: TimeUnit | None = None) -> str:
+    """A time with three digits or more, in its own unit or in this: 25.0 µs, 1.91 ms."""
+    unit = unit or time_unit(nanoseconds)
+    return f"{_three_digits(nanoseconds / unit.size)} {unit.name}"
 
 
 def bandwidth_text(gb_s: float) -> str:
@@ -192,7 +229,7 @@ def _plain(value: float) -> str:
 
 
 def _three_digits(value: float) -> str:
-    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+    return f"{value:,.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
 
 
 def _wrapped(text: str, width: float) -> list[str]:

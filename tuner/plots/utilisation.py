@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
@@ -111,8 +111,9 @@ def utilisation_by_context(
     )
     if not shown:
         return style.empty(figure, "no correct trials yet")
-    looks = _looks(name for panel in shown for name in panel.lines)
-    peer_looks = _looks(kind for panel in shown for kind in panel.peers)
+    looks = style.looks(name for panel in shown for name in panel.lines)
+    kinds = sorted({peer.kind for peer in peers})
+    peer_looks = style.looks((kind for panel in shown for kind in panel.peers), kinds)
     # One scale for all panels, so that they can be compared.
     top = max([style.CEILING, *[y for p in shown for line in p.lines.values() for _, y in line]])
     for number, panel in enumerate(shown):
@@ -137,7 +138,7 @@ def utilisation_by_context(
     return figure
 
 
-def _draw(axes: Axes, panel: _Panel, looks: dict[str, dict[str, Any]]) -> None:
+def _draw(axes: Axes, panel: _Panel, looks: Mapping[str, dict[str, str]]) -> None:
     """The lines of a panel, of strategies and of peers, each in its look."""
     for name, points in panel.lines.items():
         axes.plot(*zip(*points, strict=True), **looks[name], markersize=5, linewidth=1.6)
@@ -195,16 +196,6 @@ def _peers_within(
     peers: Sequence[Peer], problem: Problem, longest: int
 ) -> dict[str, list[tuple[int, float]]]:
     return best_by_context(p for p in peers if p.solves(problem) and p.context <= longest)
-
-
-def _looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Colour and marker of each strategy; the baseline is grey in all figures."""
-    ordered = sorted(set(names), key=lambda name: (name != "baseline", name))
-    colours = [style.GREY, *style.PALETTE] if "baseline" in ordered else list(style.PALETTE)
-    return {
-        name: {"color": colours[i % len(colours)], "marker": style.MARKERS[i % len(style.MARKERS)]}
-        for i, name in enumerate(ordered)
-    }
 
 
 def _strategy(record: Record) -> str:
