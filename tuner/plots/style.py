@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -113,14 +113,16 @@ def new_figure(
     return figure
 
 
-def looks(names: Iterable[str], known: Sequence[str] = STRATEGIES) -> dict[str, dict[str, str]]:
+def looks(names: Iterable[str], known: Sequence[str] = STRATEGIES) -> dict[str, dict[str, Any]]:
     """Colour and marker of each of `names`, in the order in which a legend has them.
 
     The baseline is grey; `known` look the same whatever else is in the figure; all others come
     after these. Any six neighbours differ in both colour and marker, 49 in one of them.
     """
     named = set(names)
-    found = {BASELINE: {"color": GREY, "marker": MARKERS[0]}} if BASELINE in named else {}
+    found: dict[str, dict[str, Any]] = {}
+    if BASELINE in named:
+        found[BASELINE] = {"color": GREY, "marker": MARKERS[0]}
     for place, name in enumerate([*known, *sorted(named - {*known, BASELINE})]):
         if name in named:
             turn, column = divmod(place, len(PALETTE))

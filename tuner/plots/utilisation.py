@@ -138,7 +138,7 @@ def utilisation_by_context(
     return figure
 
 
-def _draw(axes: Axes, panel: _Panel, looks: Mapping[str, dict[str, str]]) -> None:
+def _draw(axes: Axes, panel: _Panel, looks: Mapping[str, dict[str, Any]]) -> None:
     """The lines of a panel, of strategies and of peers, each in its look."""
     for name, points in panel.lines.items():
         axes.plot(*zip(*points, strict=True), **looks[name], markersize=5, linewidth=1.6)
