@@ -58,6 +58,30 @@ def test_help_imports_nothing_heavy() -> None:
     assert heavy & imported == set()
 
 
+_INTERRUPTED_AT_AN_IMPORT = """
+import os, runpy, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+runpy.run_module("tuner", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", ["tuner.cli", "typer", "tuner.cli.verify", "tuner.errors"])
+def test_ctrl_c_during_imports_ends_without_a_traceback(module: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED_AT_AN_IMPORT, module],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (130, "")
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(run_tuner: Run, name: str) -> None:
     shown = run_tuner(name, "--help", code=0).out

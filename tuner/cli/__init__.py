@@ -77,5 +77,5 @@ app.command("plot")(report.plot)
 
 
 def main() -> None:
-    """Entry point of `tuner` and of `python -m tuner`."""
+    """Parse, run a command, and exit with its code."""
     app(prog_name="tuner")
