@@ -56,6 +56,7 @@ class Candidate:
 
     values: Values
     problem: Any
+    """Of the family's `problem_type`, which one declaration of all families' rules cannot name."""
     device: DeviceInfo
 
     def __getitem__(self, name: str) -> Any:
