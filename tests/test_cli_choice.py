@@ -120,6 +120,22 @@ def test_a_window_that_no_context_reaches_beyond_is_searched_once(
     ]
 
 
+def test_problems_of_other_kinds_are_left_out_aloud(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = "kv_append:rows=2,context=3,kv_heads=1,head_size=32"
+    choice = options.ProblemChoice(shapes=["8x16k:h32/8:d128", rows])
+    for families, pairing in (
+        (choosing.default_families(), "first"),
+        ([kernels.family(FAMILY)], "asked"),
+    ):
+        tasks = choosing.paired(families, choice, gpu(), pairing)
+        assert [problem for _, problem in tasks] == [PROBLEM]
+        (told,) = capsys.readouterr().err.splitlines()
+        assert told.startswith("2 rows at 3 kv1 d32: left out, because only other families")
+        assert told.endswith(": kv_append_q8")
+    choosing.paired(kernels.families(), choice, gpu(), "every")
+    assert "left out" not in capsys.readouterr().err
+
+
 def test_bench_takes_the_family_that_tune_takes_unless_it_is_asked_for_one() -> None:
     choice = options.ProblemChoice(models=["Gemma-3-27B"], sequences="1", context="64")
     taken = bench._tasks(None, choice, gpu())
@@ -204,21 +220,29 @@ def test_a_family_solves_problems_of_its_own_kind_alone() -> None:
     ("reference_ns", "said"),
     [((72e3, 73e3), None), ((72e3, 160e3, 155e3), "155"), ((160e3,), "160"), ((), None)],
 )
+@pytest.mark.parametrize("side", ["best", "baseline"])
 def test_tune_says_what_was_timed_on_a_lower_clock(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     reference_ns: tuple[float, ...],
     said: str | None,
+    side: str,
 ) -> None:
-    other = decode(2, 512)
-    results = tuple(
+    timed = made_record(PROBLEM, clock_state=ClockState(reference_ns=reference_ns))
+    settled = made_record(decode(2, 512), clock_state=ClockState(reference_ns=(72e3,)))
+    results = (
         ProblemResult(
             family=kernels.family(FAMILY),
-            problem=problem,
+            problem=PROBLEM,
             ended="trials",
-            best=made_record(problem, clock_state=ClockState(reference_ns=taken)),
-        )
-        for problem, taken in ((PROBLEM, reference_ns), (other, (72e3,)))
+            **{"best": settled, side: timed},
+        ),
+        ProblemResult(
+            family=kernels.family(FAMILY),
+            problem=settled.problem,
+            ended="trials",
+            best=settled,
+        ),
     )
     ran = summary.Ran(
         info=gpu(),
@@ -231,8 +255,8 @@ def test_tune_says_what_was_timed_on_a_lower_clock(
     told = capsys.readouterr().err
     assert ("timed on a lower clock" in told) == (said is not None)
     if said:
-        assert f"{PROBLEM.label} ({said} µs)" in told
-        assert other.label not in told
+        of = "the baseline of " if side == "baseline" else ""
+        assert f"reason: {of}{PROBLEM.label} ({said} µs); " in told
     summary.print_result(replace(ran, info=software()))
     assert "timed on a lower clock" not in capsys.readouterr().err
 

@@ -41,12 +41,15 @@ def paired(
 ) -> list[Task]:
     """Families with their problems; `once`: no work twice.
 
-    Says which default families are passed over, and what is left out.
+    Says which default families are passed over, and what is left out: also problems that the user
+    named, but that are of a kind which none of the families solves.
 
     Raises:
         UsageError: what the user named is for none of these families.
     """
     tasks = _pairs(families, choice, info, pairing)
+    if strange := _of_other_kinds(families, choice):
+        note(strange)
     if once:
         tasks, repeats = _without_repeats(tasks, info, across=pairing == "first")
         if repeats:
@@ -66,6 +69,22 @@ def _pairs(
     if pairing == "first":
         able = {problem: found[:1] for problem, found in able.items()}
     return [(family, p) for family in families for p, found in able.items() if family in found]
+
+
+def _of_other_kinds(families: Sequence[Family], choice: ProblemChoice) -> str | None:
+    """What to say of problems that are of no family's kind; None if there are none."""
+    from tuner import kernels
+
+    kinds = {family.problem_type for family in families}
+    others = [problem for problem in choice.named() if type(problem) not in kinds]
+    if not others:
+        return None
+    given = {type(problem) for problem in others}
+    able = [family.name for family in kernels.families() if family.problem_type in given]
+    return (
+        f"{_labels(others)}: left out, because only other families solve problems of that kind: "
+        f"{', '.join(able)}"
+    )
 
 
 def _able(

@@ -195,7 +195,7 @@ class ProblemChoice:
         Raises:
             UsageError: something in what the user said is wrong.
         """
-        found = self._named()
+        found = self.named()
         if self.workload == DEFAULT or not self.said:
             found += _defaults(family, device)
         return tuple(dict.fromkeys(p for p in found if type(p) is family.problem_type))
@@ -210,7 +210,7 @@ class ProblemChoice:
 
         found = self.problems(family, device)
         if not found:
-            given = tuple({type(problem) for problem in self._named()})
+            given = tuple({type(problem) for problem in self.named()})
             others = kernels.families()
             able = [each.name for each in others if each.problem_type in given]
             raise UsageError(
@@ -238,7 +238,12 @@ class ProblemChoice:
             )
         return found[0]
 
-    def _named(self) -> list[Problem]:
+    def named(self) -> list[Problem]:
+        """What the user named, of every kind.
+
+        Raises:
+            UsageError: something in it is wrong.
+        """
         from tuner import shapes, workloads
 
         sequences = self.usual_sequences if self.sequences is None else self.sequences
