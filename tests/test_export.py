@@ -400,6 +400,14 @@ def test_markdown_marks_what_was_timed_on_a_lower_clock() -> None:
     assert "↓" not in first
     assert "| 100.0↓ (" in second
     assert note.startswith("↓: on a lower clock")
+    slow = made_record(
+        decode(1, 4096), values=dict(BASELINE), median_ns=500e3, clock_state=states[1]
+    )
+    first, *_ = markdown.text(
+        [*made, slow], device=gpu(), baseline_of=lambda _: BASELINE
+    ).splitlines()[-4:]
+    assert first.startswith("| 1x4096 h32/8 d128 | 100.0 (")
+    assert "| 500.0↓ | 5.0x |" in first
     capped = Observation(source="nvml", looks=1, throttled=("software power cap",))
     held = [msgspec.structs.replace(record, observed=capped) for record in made]
     assert "↓" not in markdown.text(held, device=gpu(), baseline_of=lambda _: BASELINE)

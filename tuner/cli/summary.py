@@ -130,25 +130,31 @@ def _shortage(result: RunResult) -> str | None:
 
 
 def _lower_clocks(ran: Ran, named: Sequence[tuple[ProblemResult, str]]) -> str | None:
-    """Which problems were timed on a lower clock than the calibration or other problems."""
+    """What was timed on a lower clock than the calibration or something else: best and baseline."""
     from tuner.results import clocks
 
     if ran.info.is_cpu:
         return None
-    bests = {name: each.best for each, name in named if each.best}
+    bests = [(name, each.best) for each, name in named if each.best]
+    baselines = [
+        (f"the baseline of {name}", each.baseline)
+        for each, name in named
+        if each.baseline and each.baseline is not each.best
+    ]
+    timed = bests + baselines
     calibrated = None if ran.calibration is None else ran.calibration.clock_state
-    best_ns = clocks.fastest_ns((*(best.clock_state for best in bests.values()), calibrated))
+    best_ns = clocks.fastest_ns((*(record.clock_state for _, record in timed), calibrated))
     lower = [
-        f"{name} ({microseconds(clocks.reference_ns(best.clock_state))} µs)"
-        for name, best in bests.items()
-        if clocks.is_lower(best, best_ns)
+        f"{name} ({microseconds(clocks.reference_ns(record.clock_state))} µs)"
+        for name, record in timed
+        if clocks.is_lower(record, best_ns)
     ]
     if not lower:
         return None
     return (
         "timed on a lower clock than the device can have (the reference kernel took more than its "
         f"{microseconds(best_ns)} µs), and no sensor names a reason: {', '.join(lower)}; such "
-        "times are too long, if anything"
+        "times are too long, if anything, and of a baseline the speed-up too large"
     )
 
 
