@@ -82,9 +82,9 @@ def families(
 ) -> None:
     """List the kernel families, or describe one.
 
-    With --shape or --model, lists the families that solve these problems. With a name, prints the
-    family's parameters and their values; those that no legal variant has on this device are in
-    brackets.
+    With --shape or --model, lists the families for problems of these kinds; one that cannot solve
+    such a problem has 0 legal variants. With a name, prints the family's parameters and their
+    values; those that no legal variant has on this device are in brackets.
     """
     from tuner import kernels
     from tuner.cli.variants import find_device
