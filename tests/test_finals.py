@@ -261,6 +261,10 @@ def test_what_was_not_timed_in_turns_is_not_preferred_for_its_simplicity() -> No
     (outcome,) = outcomes(apart, baseline_of=lambda _: None)
     assert outcome.best == apart[0]
     assert outcome.tied == (apart[1],)
+    other_run = [made[0], msgspec.structs.replace(made[1], interleaved="another run")]
+    (outcome,) = outcomes(other_run, baseline_of=lambda _: None)
+    assert outcome.best == other_run[0]
+    assert outcome.tied == (other_run[1],)
 
 
 # ---- references

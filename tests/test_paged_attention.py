@@ -238,7 +238,7 @@ def test_what_is_not_supported_has_a_reason(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"max_workgroup_size": (32, 32, 32)}, "64 threads to combine, the device allows 32"),
+        ({"max_workgroup_size": (8, 32, 32)}, "16 columns to combine, the device allows 8"),
         ({"max_workgroup_size": (128, 2, 2)}, "4 slices to combine, the device allows 2"),
         (
             {"max_shared_memory_bytes": 1024},

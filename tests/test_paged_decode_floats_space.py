@@ -169,8 +169,8 @@ MANY_HEADS = PagedDecodeProblem(
         (
             problem(),
             f"f32 scalar_f32 {SLICED} combine_slices=8",
-            {"max_workgroup_size": (32, 32, 32)},
-            "64 threads to combine, the device allows 32",
+            {"max_workgroup_size": (4, 32, 32)},
+            "8 columns to combine, the device allows 4",
         ),
         (
             problem(),

@@ -184,10 +184,12 @@ def combine_reason(device: DeviceInfo, *, columns: int, slices: int, dimensions:
     `slices` in y, which share the splits. Several slices meet in shared memory: each leaves its
     sums and two statistics there, in float32.
     """
-    most = min(device.max_workgroup_invocations, device.max_workgroup_size[0])
-    if columns * slices > most:
-        return f"{columns * slices} threads to combine, the device allows {most}"
-    if slices > device.max_workgroup_size[1]:
-        return f"{slices} slices to combine, the device allows {device.max_workgroup_size[1]}"
+    for wanted, named, most in (
+        (columns * slices, "threads", device.max_workgroup_invocations),
+        (columns, "columns", device.max_workgroup_size[0]),
+        (slices, "slices", device.max_workgroup_size[1]),
+    ):
+        if wanted > most:
+            return f"{wanted} {named} to combine, the device allows {most}"
     shared = 4 * slices * (dimensions + 2) if slices > 1 else 0
     return limits.shared_memory_reason(device, shared, " to combine")

@@ -31,8 +31,8 @@ class Outcome:
     correct ones, fastest first: those of a final measurement, where there was one, before all
     others, as only these were timed side by side; then by median, upper bound and variant, so that
     the same records always have the same best. `leaders` are the fastest and those of the same
-    standing that the samples do not show to be slower, the preferred one first: the fastest or,
-    where they were timed in turns, the simplest of those within `NEAR` of it.
+    standing that the samples do not show to be slower, the preferred one first: the fastest or, of
+    those timed in turns with it, the simplest within `NEAR` of it.
     """
 
     device: str
@@ -149,7 +149,8 @@ def leading(ranked: Sequence[Record]) -> tuple[Record, ...]:
     fastest, *others = ranked
     tied = [fastest, *(other for other in others if _is_tied(fastest, other))]
     limit = (1 + NEAR) * fastest.timed_ns
-    near = [record for record in tied if record.interleaved and record.timed_ns <= limit]
+    race = fastest.interleaved
+    near = [r for r in tied if race and r.interleaved == race and r.timed_ns <= limit]
     preferred = simplest(near) if near else fastest
     return preferred, *(record for record in tied if record is not preferred)
 
