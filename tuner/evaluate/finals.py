@@ -23,6 +23,8 @@ DRIFT_LIMIT = 0.03
 
 _SEEN_ENOUGH = 3
 """From so many rounds on a finalist may fall out of the race, and lack of time may end it."""
+_GRACE_S = 2.0
+"""What the first `rounds` may take beyond their time: six rounds of six quick variants take half."""
 _SURE = 0.99
 """Confidence of a judgement in the race: one is made after each round."""
 _ALIKE = 0.01
@@ -48,8 +50,8 @@ def measure_again(
     It is a race (Maron & Moore 1994; Birattari et al. 2002): who is shown to be slower than the
     leader falls out, all others go on, for at least `rounds` and up to `most_rounds`, until each is
     shown to be slower than the leader or equal to it within 1 %. Once `seconds` are over no round
-    begins, save the first three: what is left then is for `tuner.timing.compare` to judge by its
-    samples. The records, one a trial, hold the samples of all its rounds and the note `FINAL`. The
+    beyond `rounds` begins, and two seconds later none beyond three: what is left then is for
+    `tuner.timing.compare` to judge by its samples. The records, one a trial, hold the samples of all its rounds and the note `FINAL`. The
     trials are released.
 
     Raises:
@@ -146,13 +148,17 @@ class _Race:
     reference_ns: list[float] = field(default_factory=list)
 
     def run(self, least: int, most: int, until: float) -> None:
-        """Rounds from `least` to `most`; from `until` on, a time of the monotonic clock, three."""
+        """Rounds from `least` to `most`, as far as there is time for them.
+
+        `until` is a time of the monotonic clock: then none beyond `least` begins, and `_GRACE_S`
+        later none beyond three.
+        """
         done = 0
         opening: tuple[_Finalist, Measurement] | None = None
         while True:
-            in_time = time.monotonic() < until
-            wanted = least if in_time else min(least, _SEEN_ENOUGH)
-            if done >= wanted and not (in_time and done < most and self.undecided):
+            over_s = time.monotonic() - until
+            wanted = least if over_s < _GRACE_S else min(least, _SEEN_ENOUGH)
+            if done >= wanted and not (over_s < 0 and done < most and self.undecided):
                 return
             reference = next((each for each in self.finalists if not each.failed), None)
             if reference is None:
