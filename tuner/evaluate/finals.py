@@ -24,7 +24,7 @@ DRIFT_LIMIT = 0.03
 _SEEN_ENOUGH = 3
 """From so many rounds on a finalist may fall out of the race, and lack of time may end it."""
 _GRACE_S = 2.0
-"""What the first `rounds` may take beyond their time: six rounds of six quick variants take half."""
+"""What the first `rounds` may take beyond their time: six of six quick variants take half."""
 _SURE = 0.99
 """Confidence of a judgement in the race: one is made after each round."""
 _ALIKE = 0.01
@@ -51,8 +51,8 @@ def measure_again(
     leader falls out, all others go on, for at least `rounds` and up to `most_rounds`, until each is
     shown to be slower than the leader or equal to it within 1 %. Once `seconds` are over no round
     beyond `rounds` begins, and two seconds later none beyond three: what is left then is for
-    `tuner.timing.compare` to judge by its samples. The records, one a trial, hold the samples of all its rounds and the note `FINAL`. The
-    trials are released.
+    `tuner.timing.compare` to judge by its samples. The records, one a trial, hold the samples of
+    all its rounds and the note `FINAL`. The trials are released.
 
     Raises:
         TrialLostDeviceError: the device is gone; carries the record of the trial at work.
