@@ -115,6 +115,29 @@ def test_the_evidence_is_that_of_the_record(tmp_path: Path) -> None:
     assert (evidence.check.error, evidence.check.bound) == (4e-4, 2e-3)
 
 
+def test_a_baseline_that_other_values_come_to_as_well_is_compared_with(tmp_path: Path) -> None:
+    base = toy_record(BASE, 100.0)
+    again = msgspec.structs.replace(base, values={**BASE, "width": 64}, time="2099-01-01T00:00:00Z")
+    config, _ = export(tmp_path, [base, again, toy_record(FAST, 10.0)])
+    evidence = config.families["toy"].entries[0].evidence
+    assert (evidence.baseline_us, evidence.speedup) == pytest.approx((100.0, 10.0))
+
+
+def test_the_evidence_says_what_was_timed_on_a_lower_clock(tmp_path: Path) -> None:
+    slow, fast = (ClockState(reference_ns=(ns,)) for ns in (150e3, 72e3))
+    base = toy_record(BASE, 100.0, clock_state=slow)
+    best = toy_record(FAST, 10.0, clock_state=fast)
+    other = toy_record(FAST, 10.0, clock_state=slow)
+    for folder, records, lower in (
+        ("baseline", [base, best], ("baseline_us",)),
+        ("none", [msgspec.structs.replace(base, clock_state=fast), best], ()),
+        ("best", [msgspec.structs.replace(base, clock_state=fast), other], ("median_us",)),
+    ):
+        (tmp_path / folder).mkdir()
+        config, _ = export(tmp_path / folder, records)
+        assert config.families["toy"].entries[0].evidence.lower_clock == lower
+
+
 def test_the_evidence_of_a_final_has_the_validation_of_its_trial(tmp_path: Path) -> None:
     trial = toy_record(FAST, 10.0, time="2026-01-01T00:00:00Z")
     assert trial.check is not None

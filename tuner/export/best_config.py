@@ -123,6 +123,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     `low_us` to `high_us` is the interval of the median, `samples` how many were taken.
     `variant` is the identity of the record in `records.jsonl`. `energy_mj_per_token` is the
     energy of the whole device for a decoded token in millijoules, where it was measured.
+    `lower_clock` names the times that were taken on a lower clock than others of this device,
+    without power or heat as a reason: they are too long, if anything.
     """
 
     variant: str
@@ -136,6 +138,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     speedup: float | None
     check: CheckSummary | None
     energy_mj_per_token: float | None = None
+    lower_clock: tuple[Literal["median_us", "baseline_us"], ...]
     compiler: str
     session: str
     time: str

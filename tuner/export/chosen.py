@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -39,7 +40,7 @@ from tuner.kernels.base import Candidate, DispatchRule, Family, Values
 from tuner.kernels.space import canonical
 from tuner.problems import Problem
 from tuner.records import Record
-from tuner.results import Outcome, Store, outcomes
+from tuner.results import Outcome, Store, clocks, outcomes
 from tuner.results.front import front
 from tuner.results.outcomes import interval, leading
 from tuner.results.validation import with_whole_check
@@ -81,8 +82,14 @@ def export_best_config(
     """
     families: dict[str, FamilyConfig] = {}
     ours = [r for r in store.records() if (r.device, r.driver) == (info.name, info.driver)]
+    states = () if info.is_cpu else tuple(record.clock_state for record in ours)
     exporter = _Exporter(
-        info=info, build=build, objection=objection, family_of=family_of, measured=ours
+        info=info,
+        build=build,
+        objection=objection,
+        family_of=family_of,
+        measured=ours,
+        reference_ns=clocks.fastest_ns(states),
     )
     for everything in outcomes(ours, baseline_of=lambda _: None):
         entry = exporter.entry(everything)
@@ -144,6 +151,7 @@ class _Exporter:
     objection: Objection | None
     family_of: Callable[[str], Family]
     measured: Sequence[Record]
+    reference_ns: float
     spirv: dict[str, bytes] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
 
@@ -157,7 +165,9 @@ class _Exporter:
             return None
         objections = {record.variant: self._objection(record) for record in everything.records}
         reasons = [why for r in everything.ranked if (why := objections[r.variant]) is not None]
-        usable = [record for record in everything.records if objections[record.variant] is None]
+        # Of all that was measured: a variant may have been reached by the baseline's values before.
+        sound = {variant for variant, why in objections.items() if why is None}
+        usable = [record for record in self.measured if record.variant in sound]
         baseline = canonical(family, family.baseline)
         if reasons and usable and all(record.values == baseline for record in usable):
             self.left_out.append(
@@ -204,7 +214,9 @@ class _Exporter:
             passes=tuple(self._pass(family, each) for each in job.passes),
             scratch_bytes=job.scratch_bytes,
             dispatch=self._dispatch(family, record),
-            evidence=_evidence(with_whole_check(record, self.measured), outcome.baseline),
+            evidence=_evidence(
+                with_whole_check(record, self.measured), outcome.baseline, self.reference_ns
+            ),
             tied=tuple(_tie(each) for each in tied),
             energy_best=_least_energy(outcome),
         )
@@ -275,7 +287,8 @@ def check_rule(entry: Entry) -> None:
             )
 
 
-def _evidence(record: Record, baseline: Record | None) -> Evidence:
+def _evidence(record: Record, baseline: Record | None, reference_ns: float) -> Evidence:
+    """`reference_ns`: the reference kernel's best time on the device; infinite if it counts not."""
     gb_s = record.gb_s
     assert gb_s is not None
     low_us, high_us = _us(record)
@@ -296,10 +309,22 @@ def _evidence(record: Record, baseline: Record | None) -> Evidence:
         if check
         else None,
         energy_mj_per_token=None if joules is None else 1000 * joules,
+        lower_clock=_lower_clock(record, baseline, reference_ns),
         compiler=record.compiler,
         session=record.session,
         time=record.time,
     )
+
+
+def _lower_clock(
+    record: Record, baseline: Record | None, reference_ns: float
+) -> tuple[Literal["median_us", "baseline_us"], ...]:
+    lower: tuple[Literal["median_us", "baseline_us"], ...] = ()
+    if clocks.is_lower(record, reference_ns):
+        lower += ("median_us",)
+    if baseline is not None and clocks.is_lower(baseline, reference_ns):
+        lower += ("baseline_us",)
+    return lower
 
 
 def _least_energy(outcome: Outcome) -> EnergyBest | None:
