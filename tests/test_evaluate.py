@@ -106,6 +106,17 @@ def test_slow_variants_are_given_up() -> None:
     assert len(record.samples_ns) == 3
 
 
+@pytest.mark.parametrize(("seconds", "calls"), [(0.0, 6), (60.0, 3)])
+def test_an_idle_device_is_told_of_while_answers_are_judged(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, calls: int
+) -> None:
+    """After the three uploads in any case; after each of the three answers once these take time."""
+    monkeypatch.setattr("tuner.evaluate.evaluator.IDLE_SECONDS", seconds)
+    idled: list[None] = []
+    assert evaluator(idled=lambda: idled.append(None)).run(TILED).state == "correct"
+    assert len(idled) == calls
+
+
 def test_right_answers_are_made_once_though_many_threads_ask() -> None:
     made: list[str] = []
 

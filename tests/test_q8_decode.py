@@ -51,8 +51,8 @@ STRATEGIES = {
 }
 COMBINES = {
     "baseline": "baseline",
-    "shared": "shared combine_dims=4 combine_slices=4",
-    "shared, dealt out": "shared combine_dims=2 combine_groups=4 combine_slices=8",
+    "sliced": "sliced combine_dims=4 combine_slices=4",
+    "sliced, several workgroups": "sliced combine_dims=2 combine_groups=4 combine_slices=8",
 }
 
 
@@ -235,10 +235,12 @@ MISTAKES = {
     "gate read as a query": (DENSE, "2u * HEAD_SIZE;", "2u * HEAD_SIZE + HEAD_SIZE;"),
     "list ignored": (SELECTED, "visible[row * push.visible_stride + place]", "place"),
     "list of the first row": (SELECTED, "row * push.visible_stride + place", "place"),
-    "gate forgotten": (COMBINE, " * gate(row, head, dim)", ""),
+    "gate forgotten": (COMBINE, " * gates[i]", ""),
     "gate of the query": (COMBINE, "+ HEAD_SIZE + dim", "+ dim"),
     "last part lost": (COMBINE, "CHUNK - 1u) / CHUNK, push", "CHUNK - 1u) / CHUNK - 1u, push"),
     "maximum forgotten": (COMBINE, "- highest)", "- 0.0)"),
+    "a part without tokens": (COMBINE, "has_tokens ? outputs[b][i] : vec2(0.0)", "outputs[b][i]"),
+    "slices not joined": (COMBINE, "+ i], sums[i])", "+ i] * 0.0, sums[i])"),
 }
 
 
@@ -247,7 +249,7 @@ def test_a_kernel_broken_on_purpose_is_found(
     vulkan_runner: VulkanRunner, cases: dict[str, ResidentCases], name: str
 ) -> None:
     of, right, wrong = MISTAKES[name]
-    problem, text = SMALL[of.name], COMBINES["shared"]
+    problem, text = SMALL[of.name], COMBINES["sliced"]
     if isinstance(problem, Q8DecodeProblem):
         text = filled(STRATEGIES["scalar_f32"], problem)
     mistake = Mistake(variant=text, right=right, wrong=wrong, says="")

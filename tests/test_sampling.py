@@ -14,7 +14,7 @@ from tuner.errors import VulkanError
 from tuner.records import Measure
 from tuner.runner import _sampling as sampling
 from tuner.runner._sampling import (
-    MAX_SHORT_LAUNCHES,
+    MAX_SHORT_DISPATCHES,
     SHORT_NS,
     Submission,
     Taken,
@@ -43,6 +43,7 @@ class PretendedClock:
     slowdown: float = 1.0
     ramp_ns: float = 20 * MS
     capacity: int = 512
+    dispatches: int = 1
     warm_ns: float = 0.0
     runs: list[Submission] = field(default_factory=list)
     longest_ns: float = 0.0
@@ -163,14 +164,18 @@ def test_the_host_that_records_short_launches_does_not_let_the_clock_fall(launch
 
 @pytest.mark.parametrize("load_ms", [0.0, 0.5, 5.0, 30.0, 400.0])
 @pytest.mark.parametrize("each_ns", [1.0, 4e3, SHORT_NS - 1, SHORT_NS, 7e4, 3e8])
-def test_a_load_lasts_as_long_as_asked_and_few_of_its_launches_are_short(
-    load_ms: float, each_ns: float
+@pytest.mark.parametrize("dispatches", [1, 3, 10, 300])
+def test_a_load_lasts_as_long_as_asked_and_few_of_its_dispatches_are_short(
+    load_ms: float, each_ns: float, dispatches: int
 ) -> None:
-    fill, load = load_of(load_ms * MS, each_ns)
+    fill, load = load_of(load_ms * MS, each_ns, dispatches)
     wanted = load_ms * MS
     assert wanted <= fill * sampling.REFERENCE_NS + load * each_ns
     assert fill * sampling.REFERENCE_NS + load * each_ns < wanted + max(each_ns, 7e4)
-    assert fill == 0 if each_ns >= SHORT_NS else load <= MAX_SHORT_LAUNCHES
+    if each_ns >= dispatches * SHORT_NS:
+        assert fill == 0
+    else:
+        assert load * dispatches < MAX_SHORT_DISPATCHES + dispatches
 
 
 def test_giving_up_costs_three_samples() -> None:

@@ -56,6 +56,8 @@ SUSPICIOUS_UTILISATION = 1.05
 """Beyond this share of the read bandwidth a time is not believed at once."""
 SAMPLED_GROUPS = 4
 """How many parts of the timed operands' answer are compared with the oracle."""
+IDLE_SECONDS = 0.05
+"""A device that idles for longer, while answers are judged, is said to have idled."""
 
 
 class _Judged(Protocol):
@@ -77,6 +79,8 @@ class Evaluator:
         session: what goes into every record, and how to time.
         cases: validation cases to share with other evaluators of the same family.
         render: stands in for `tuner.templates.render` in tests.
+        idled: called where the device has idled for a while, so that its clock can be kept up:
+            after uploads, and while the host judges answers.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class Evaluator:
         session: Session | None = None,
         cases: ResidentCases | None = None,
         render: Render = templates.render,
+        idled: Callable[[], None] = lambda: None,
     ) -> None:
         self.runner, self.compiler = runner, compiler
         self.family, self.problem = family, problem
@@ -96,6 +101,7 @@ class Evaluator:
         self._info = runner.info
         self._cases = ResidentCases(runner, family) if cases is None else cases
         self._owns_cases = cases is None
+        self._idled = idled
         self._preparation = Preparation(
             runner, compiler, family, problem, cases=self._cases, render=render
         )
@@ -134,40 +140,30 @@ class Evaluator:
 
     # ---- the device thread
 
-    def load(self, loaded: Callable[[], None] = lambda: None) -> None:
+    def load(self) -> None:
         """Make the problem's workloads resident; other methods do so when they need it.
-
-        `loaded` is called after each that was not: the device idles while one is uploaded.
 
         Raises:
             OutOfMemoryError: the problem does not fit; says how much it needs.
         """
-        self._cases.use(self._preparation.validation_cases, loaded)
-        if self._timed is None:
-            self._timed_workload()
-            loaded()
+        self._resident_cases()
+        self._timed_workload()
 
     def run(self, values: Values) -> Record:
         """One whole trial on the calling thread. Raises as `draft` and `finish`."""
         return self.finish(self.prepare(self.draft(values)))
 
-    def finish(
-        self,
-        trial: PreparedTrial,
-        *,
-        give_up_ns: float | None = None,
-        loaded: Callable[[], None] = lambda: None,
-    ) -> Record:
+    def finish(self, trial: PreparedTrial, *, give_up_ns: float | None = None) -> Record:
         """Validate, then time; the trial's pipelines are released.
 
-        A variant slower than `give_up_ns` is given up after a few samples. For `loaded` see `load`.
+        A variant slower than `give_up_ns` is given up after a few samples.
 
         Raises:
             TrialLostDeviceError: the device is gone; carries the record.
             OutOfMemoryError: the problem itself does not fit on the device.
         """
         try:
-            self.load(loaded)
+            self.load()
             findings = self.validate(trial)
             if findings.failure is not None:
                 return self.record(trial, findings)
@@ -296,20 +292,24 @@ class Evaluator:
                 reference=reference,
                 footprint_bytes=self.session.footprint_bytes,
             )
+            self._idled()
         return self._timed
 
     def _resident_cases(self) -> tuple[ResidentCase, ...]:
-        return self._cases.use(self._preparation.validation_cases)
+        return self._cases.use(self._preparation.validation_cases, self._idled)
 
     def _judge(self, runs: Sequence[tuple[_Judged, Job]], draft: Draft) -> Findings:
-        """Launch and judge in turn, up to the first that fails."""
-        started = time.perf_counter()
+        """Launch all, then judge in turn, up to the first that fails."""
+        started = idle_since = time.perf_counter()
         arithmetic = self.family.arithmetic(draft.values)
         checks: list[Check] = []
         failure = None
         try:
             executions = self.runner.execute([(job, judged.workload) for judged, job in runs])
             for (judged, _), execution in zip(runs, executions, strict=True):
+                if time.perf_counter() - idle_since > IDLE_SECONDS:
+                    self._idled()
+                    idle_since = time.perf_counter()
                 verdict = judged.verdict(execution, arithmetic)
                 checks.append(verdict.check)
                 if not verdict.ok:

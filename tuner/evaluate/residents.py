@@ -66,9 +66,9 @@ class ResidentCases:
         return self._operands(case)[1]
 
     def use(
-        self, cases: Iterable[ValidationCase], loaded: Callable[[], None] = lambda: None
+        self, cases: Iterable[ValidationCase], idled: Callable[[], None] = lambda: None
     ) -> tuple[ResidentCase, ...]:
-        """Make exactly these cases resident; `loaded` is called after each that was not.
+        """Make exactly these cases resident; `idled` is called after each that was not.
 
         Raises:
             OutOfMemoryError and other errors of `Runner.load`.
@@ -79,7 +79,7 @@ class ResidentCases:
         for case in wanted:
             if case not in self._resident:
                 self._resident[case] = self._load(case)
-                loaded()
+                idled()
         return tuple(self._resident[case] for case in wanted)
 
     def close(self) -> None:

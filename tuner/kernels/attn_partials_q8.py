@@ -122,14 +122,27 @@ def _dispatch(c: Candidate) -> DispatchRule:
             "max_parts": "max_parts",
             "num_parts": "num_parts",
         },
-        at_most={"num_parts": q8_parts.MAX_PARTS},
         text="tokens is how many the longest row sees"
         + (" of those cached, visible how many its list names" if selected else "")
         + "; part p takes chunks of chunk_tokens tokens: p, p + num_parts and so on",
     )
 
 
-STARTS = (
+_FEW_TOKENS: tuple[Values, ...] = tuple(
+    {
+        "strategy": strategy,
+        "subgroup_size": 32,
+        "subgroups": subgroups,
+        "head_slices": slices,
+        "lanes_per_token": 16,
+        "tokens_unrolled": 8,
+        "split": "device:1",
+    }
+    for strategy, subgroups, slices in (("packed_f16", 12, 6), ("int_dot", 8, 4))
+)
+"""To begin with where a workgroup has no more than a chunk, as with most lists."""
+STARTS: tuple[Values, ...] = (
+    *_FEW_TOKENS,
     *q8_matrix.STARTS,
     *(
         {

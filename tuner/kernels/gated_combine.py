@@ -17,7 +17,6 @@ from tuner.kernels.base import (
     push_values,
 )
 from tuner.kernels.q8_operands import combine_bytes, combine_cases, make_combine_operands
-from tuner.kernels.q8_parts import MAX_PARTS
 from tuner.kernels.subgroups import tuned
 from tuner.oracle.q8_decode import combine_reference, sampled_combine_reference
 from tuner.problems import GatedCombineProblem
@@ -27,9 +26,9 @@ BASELINE_THREADS = 256
 PARAMETERS = (
     Parameter(
         name="strategy",
-        values=("baseline", "shared"),
-        help="baseline: one workgroup of 256 per query head, each thread walks all parts. shared: "
-        "the parts' factors once in shared memory, parts dealt out to slices",
+        values=("baseline", "sliced"),
+        help="baseline: one workgroup of 256 per query head, each thread walks all parts. sliced: "
+        "parts dealt out to slices of a workgroup, which are joined in shared memory",
     ),
     Parameter(name="combine_dims", values=(2, 4, 8), help="dimensions of one thread", used=tuned),
     Parameter(
@@ -58,11 +57,8 @@ def _check_head_size(c: Candidate) -> str | None:
 
 
 def _check_device(c: Candidate) -> str | None:
-    problem: GatedCombineProblem = c.problem
-    if tuned(c.values) and problem.parts > MAX_PARTS:
-        return f"{problem.parts} parts, the shared factors have room for {MAX_PARTS}"
     groups = c["combine_groups"] if tuned(c.values) else 1
-    return limits.groups_reason(c.device, (problem.query_heads * groups, problem.rows))
+    return limits.groups_reason(c.device, (c.problem.query_heads * groups, c.problem.rows))
 
 
 def _check_dims(c: Candidate) -> str | None:
@@ -83,11 +79,10 @@ def _check_threads(c: Candidate) -> str | None:
 
 
 def _check_shared_memory(c: Candidate) -> str | None:
-    if not tuned(c.values):
+    if not tuned(c.values) or c["combine_slices"] == 1:
         return None
-    threads = _columns(c) * c["combine_slices"]
-    sums = threads * c["combine_dims"] if c["combine_slices"] > 1 else 0
-    return limits.shared_memory_reason(c.device, 4 * (MAX_PARTS + threads + sums))
+    sums = _columns(c) * c["combine_dims"]
+    return limits.shared_memory_reason(c.device, 4 * c["combine_slices"] * (sums + 2))
 
 
 _SHAPE = ("strategy", "combine_dims", "combine_groups")
@@ -122,12 +117,7 @@ def combine_pass(c: Candidate, push: Mapping[str, int | float]) -> Pass:
         "threads": BASELINE_THREADS,
     }
     if tuned(c.values):
-        threads = _columns(c) * c["combine_slices"]
-        shape |= {
-            **{f"combine_{name}": c[f"combine_{name}"] for name in ("dims", "groups", "slices")},
-            "part_limit": MAX_PARTS,
-            "halvings": _halvings(threads),
-        }
+        shape |= {name: c[name] for name in ("combine_dims", "combine_groups", "combine_slices")}
     return Pass(
         name="combine",
         constants=shape,
@@ -135,12 +125,6 @@ def combine_pass(c: Candidate, push: Mapping[str, int | float]) -> Pass:
         groups=(c.problem.query_heads * groups, c.problem.rows, 1),
         subgroup_size=None,
     )
-
-
-def _halvings(threads: int) -> tuple[int, ...]:
-    """Strides of a tree over so many threads, the largest first."""
-    strides = [1 << n for n in range((threads - 1).bit_length())]
-    return tuple(reversed(strides))
 
 
 def _passes(c: Candidate, scalars: Mapping[str, int | float]) -> tuple[Pass, ...]:
@@ -169,7 +153,6 @@ def _dispatch(c: Candidate) -> DispatchRule:
         policy="none",
         groups={"combine": (f"query_heads * {groups}", "rows", "1")},
         push={"max_parts": "parts", "num_parts": "parts"},
-        at_most={"parts": MAX_PARTS} if tuned(c.values) else {},
         text=f"workgroups for each query head of each row: {groups}",
     )
 
@@ -186,16 +169,16 @@ GATED_COMBINE = Family(
     baseline={"strategy": "baseline"},
     starts=tuple(
         {
-            "strategy": "shared",
+            "strategy": "sliced",
             "combine_dims": dims,
             "combine_groups": groups,
             "combine_slices": slices,
         }
-        for dims, groups, slices in ((2, 4, 16), (2, 2, 8), (4, 1, 8), (2, 4, 8))
+        for dims, groups, slices in ((2, 4, 32), (4, 8, 32), (2, 4, 8), (2, 2, 8), (4, 1, 8))
     ),
     portable=tuple(
         {
-            "strategy": "shared",
+            "strategy": "sliced",
             "combine_dims": 2,
             "combine_groups": groups,
             "combine_slices": slices,

@@ -16,7 +16,6 @@ CHUNK = 32
 UPSTREAM_LANES = 32
 UPSTREAM_PARTS = 256
 UPSTREAM_CHUNKS = 3
-MAX_PARTS = 1024
 
 SLICES = (1, 2, 3, 4, 6, 12)
 POLICIES = (
@@ -149,8 +148,6 @@ def _check_split(c: Candidate) -> str | None:
     policy = c["split"] if tuned(c.values) else "upstream"
     if policy.startswith("device:") and c.device.compute_units is None:
         return f"{policy} needs the number of compute units, which this driver does not tell"
-    if parts(c) > MAX_PARTS:
-        return f"{policy} makes {parts(c)} parts, the limit is {MAX_PARTS}"
     return None
 
 

@@ -201,13 +201,15 @@ STARTS: tuple[Values, ...] = tuple(
         "select": select,
         "attend": attend,
         "split": split,
-        "combine": "groups4",
+        "combine": "groups8",
     }
     for size in (32, 64, 16, 8)
     for schedule in ("fresh", "beside")
     for score, select in _LISTS
     for attend, split in (
-        ("matrix", "count:16"),
+        ("f16_wide", "device:1"),
+        ("int_dot_wide", "device:1"),
+        ("matrix_lagging", "device:1"),
         ("matrix", "device:1"),
         ("matrix_shared", "device:1"),
         ("matrix_sliced", "device:1"),

@@ -109,7 +109,11 @@ def _own(known: Mapping[str, int | float]) -> dict[str, int | float]:
 
 
 def _stretches(c: Candidate) -> Iterator[tuple[Pass, ...]]:
-    """Passes between which there may be no barrier; each stretch needs those before it."""
+    """Passes between which there may be no barrier; each stretch needs those before it.
+
+    Norm and rope, and then the appends, are for the attention. So they go beside scores and
+    selection, the latter of which leaves most of a device idle.
+    """
     problem: QsaStepProblem = c.problem
 
     def of(name: str) -> tuple[Pass, ...]:
@@ -120,19 +124,17 @@ def _stretches(c: Candidate) -> Iterator[tuple[Pass, ...]]:
     keys = of("append") if problem.budget else ()
     blocks = of("blocks") if problem.completes else ()
     query = of("query") if problem.selects else ()
-    yield (*(blocks if fresh else keys), *query, *of("norm_rope"))
-    append = of("kv_append")
-    if fresh:
-        append += keys  # behind the block keys, which read what was there before
-    elif blocks:
-        yield (*blocks, *append)
-        append = ()
+    # Fresh block keys read what the cache had before its raw keys are appended.
+    stretches = [(*blocks, *query)] if fresh else [(*keys, *query), blocks]
     if problem.selects:
-        yield (*_taken(c, SCORE, SCORE.variants[c["score"]]), *append)
-        for each in _taken(c, SELECT, SELECT.variants[c["select"]]):
-            yield (each,)
-    elif append:
-        yield append
+        stretches.append(_taken(c, SCORE, SCORE.variants[c["score"]]))
+        stretches += [(each,) for each in _taken(c, SELECT, SELECT.variants[c["select"]])]
+    stretches = [each for each in stretches if each]
+    stretches += [()] * (2 - len(stretches))
+    normed = min(1, len(stretches) - 2)
+    stretches[normed] += of("norm_rope")
+    stretches[normed + 1] += of("kv_append") + (keys if fresh else ())
+    yield from stretches
     yield _taken(c, ATTEND, lambda _size, _problem: attend_values(c))
     yield _taken(c, COMBINE, COMBINE.variants[c["combine"]])
 

@@ -54,7 +54,7 @@ def dispatch_rule(c: Candidate) -> DispatchRule:
             "max_parts": "num_parts",
         },
         scratch=scratch,
-        at_most={"num_parts": q8_parts.MAX_PARTS, **_missing(problem)},
+        at_most=_missing(problem),
         text="context is what there is after the step, seen what the row sees that sees most; "
         "steps that have nothing to do on a problem do no harm there; part p of the attention "
         "takes chunks of chunk_tokens tokens: p, p + num_parts and so on",

@@ -195,16 +195,18 @@ SELECT = Step(
 )
 
 
-def _attend(strategy: str, subgroups: int, unroll: int, lanes: int, staging: str) -> Made:
+def _attend(strategy: str, subgroups: int, heads: int, unroll: int, staging: str) -> Made:
+    """By groups of lanes; a subgroup has at most so many query heads, where these divide so."""
+
     def made(size: int, problem: QsaStepProblem) -> Mapping[str, Value]:
-        few = min(lanes, size)
+        few = min(16, size)
         while problem.head_size // 4 % few:
             few //= 2
         group = problem.query_heads // problem.kv_heads
         slices = [
             each
             for each in q8_parts.SLICES
-            if subgroups % each == 0 and group % each == 0 and group // each <= 4
+            if subgroups % each == 0 and group % each == 0 and group // each <= heads
         ]
         return {
             "strategy": strategy,
@@ -221,7 +223,14 @@ def _attend(strategy: str, subgroups: int, unroll: int, lanes: int, staging: str
     return made
 
 
-def _attend_matrix(subgroups: int, exchange: str, *, sliced: bool) -> Made:
+def _attend_matrix(
+    subgroups: int,
+    exchange: str,
+    *,
+    prefetch: int = 1,
+    rescale: str = "exact",
+    sliced: bool = False,
+) -> Made:
     def made(size: int, problem: QsaStepProblem) -> Mapping[str, Value]:
         shape = "8x8x8" if size == 8 else "16x8x16" if size == 32 else "16x16x16"
         heads = int(shape.split("x")[1])
@@ -236,7 +245,8 @@ def _attend_matrix(subgroups: int, exchange: str, *, sliced: bool) -> Made:
             "head_slices": max(slices) if sliced else 1,
             "matrix_shape": shape,
             "exchange": exchange,
-            "prefetch": 1,
+            "rescale": rescale,
+            "prefetch": prefetch,
         }
 
     return made
@@ -247,16 +257,17 @@ ATTEND = Step(
     problem=lambda p: p.attention,
     variants={
         BASELINE: _baseline,
-        "f32": _attend("scalar_f32", 4, 2, 16, "registers"),
-        "f32_wide": _attend("scalar_f32", 8, 2, 16, "registers"),
-        "f32_staged": _attend("scalar_f32", 4, 2, 16, "shared"),
-        "f16": _attend("packed_f16", 4, 4, 16, "registers"),
-        "f16_wide": _attend("packed_f16", 8, 4, 16, "registers"),
-        "int_dot": _attend("int_dot", 4, 4, 16, "registers"),
-        "int_dot_wide": _attend("int_dot", 8, 4, 16, "registers"),
-        "matrix": _attend_matrix(8, "convert", sliced=False),
-        "matrix_shared": _attend_matrix(8, "shared", sliced=False),
-        "matrix_few": _attend_matrix(4, "shared", sliced=False),
+        "f32": _attend("scalar_f32", 4, 4, 2, "registers"),
+        "f32_wide": _attend("scalar_f32", 8, 4, 8, "registers"),
+        "f32_staged": _attend("scalar_f32", 4, 4, 2, "shared"),
+        "f16": _attend("packed_f16", 4, 4, 4, "registers"),
+        "f16_wide": _attend("packed_f16", 12, 2, 8, "registers"),
+        "int_dot": _attend("int_dot", 4, 4, 4, "registers"),
+        "int_dot_wide": _attend("int_dot", 8, 4, 8, "registers"),
+        "matrix": _attend_matrix(8, "convert"),
+        "matrix_lagging": _attend_matrix(8, "convert", prefetch=0, rescale="lagging"),
+        "matrix_shared": _attend_matrix(8, "shared"),
+        "matrix_few": _attend_matrix(4, "shared"),
         "matrix_sliced": _attend_matrix(8, "shared", sliced=True),
     },
 )
@@ -264,7 +275,7 @@ ATTEND = Step(
 
 def _joined(dims: int, groups: int, slices: int) -> Made:
     return lambda _size, _problem: {
-        "strategy": "shared",
+        "strategy": "sliced",
         "combine_dims": dims,
         "combine_groups": groups,
         "combine_slices": slices,
@@ -276,9 +287,10 @@ COMBINE = Step(
     problem=lambda p: p.combine(1),
     variants={
         BASELINE: _baseline,
-        "slices8": _joined(2, 1, 4),
+        "slices4": _joined(2, 1, 4),
         "groups4": _joined(2, 4, 8),
-        "groups4_slices16": _joined(2, 4, 16),
+        "groups4_wide": _joined(2, 4, 32),
+        "groups8": _joined(4, 8, 32),
     },
 )
 STEPS = (*LIGHT_STEPS.values(), SCORE, SELECT, ATTEND, COMBINE)

@@ -74,6 +74,11 @@ class DeviceClock:
         self._step_ticks = 0
 
     @property
+    def dispatches(self) -> int:
+        """See `Clock.dispatches`."""
+        return self._rotation.launch.dispatches
+
+    @property
     def step_ns(self) -> float:
         """See the class."""
         return self._step_ticks * self._timestamps.device.info.timestamp_period_ns
@@ -187,6 +192,11 @@ class HostClock:
         self.overhead_ns = statistics.median(
             self._submission(rotation, 0) for _ in range(_EMPTY_SUBMISSIONS)
         )
+
+    @property
+    def dispatches(self) -> int:
+        """See `Clock.dispatches`."""
+        return self._rotation.launch.dispatches
 
     def run(self, submission: Submission) -> Timed:
         """See `Clock.run`."""

@@ -45,6 +45,11 @@ class Launch:
         self._bind(handles, [[buffers[name] for name in bindings] for buffers in copies])
 
     @property
+    def dispatches(self) -> int:
+        """Passes of the job."""
+        return len(self._steps)
+
+    @property
     def intervals(self) -> int:
         """Stretches between barriers."""
         return 1 + sum(not step.beside for step in self._steps[1:])

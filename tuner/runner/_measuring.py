@@ -150,7 +150,7 @@ def _breakdown(
         return ()
     each_ns = max(statistics.median_low(taken.samples_ns), 1.0)
     half_ns = max(each_ns, plan.max_submission_ms * MS / 2)
-    fill, load = load_of(min(plan.warmup_ms * MS, half_ns), each_ns)
+    fill, load = load_of(min(plan.warmup_ms * MS, half_ns), each_ns, clock.dispatches)
     samples = min(plan.breakdown_samples, int(half_ns / each_ns))
     stretches = clock.break_down(fill, load, samples)
     return tuple(

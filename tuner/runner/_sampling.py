@@ -18,10 +18,10 @@ from tuner.runner.protocol import MeasurePlan
 from tuner.timing import EndedBy
 
 SHORT_NS = 20_000.0
-"""A launch that takes less may be over before the host has recorded the next: in a load of nothing
-else the device would idle most of the time."""
-MAX_SHORT_LAUNCHES = 256
-"""Of short launches no more are load; the rest of the time is filled by the reference kernel."""
+"""A dispatch that takes less may be over before the host has recorded the next: under a load of
+nothing else the device would idle most of the time."""
+MAX_SHORT_DISPATCHES = 256
+"""Of short dispatches no more are load; the rest of the time is filled by the reference kernel."""
 REFERENCE_NS = 70_000.0
 """What a launch of the reference kernel takes at 2 GHz; on a slower clock it fills more time."""
 REFERENCES = 3
@@ -79,6 +79,11 @@ class Clock(Protocol):
         """Most samples in one submission."""
         ...
 
+    @property
+    def dispatches(self) -> int:
+        """What a launch consists of."""
+        ...
+
     def run(self, submission: Submission) -> Timed:
         """Launch and time as the submission says."""
         ...
@@ -103,7 +108,14 @@ def take_samples(clock: Clock, plan: MeasurePlan) -> Taken:
                 ended_by=ended_by,
             )
         wanted = min(rule.wanted(taken, estimate_ns), clock.capacity)
-        made = next_submission(plan, estimate_ns, wanted, launches=launches, first=not taken)
+        made = next_submission(
+            plan,
+            estimate_ns,
+            wanted,
+            launches=launches,
+            dispatches=clock.dispatches,
+            first=not taken,
+        )
         timed = clock.run(made)
         if not taken and retries and _too_cold(plan, made, timed, estimate_ns):
             retries -= 1
@@ -117,7 +129,13 @@ def take_samples(clock: Clock, plan: MeasurePlan) -> Taken:
 
 
 def next_submission(
-    plan: MeasurePlan, estimate_ns: float, wanted: int, *, launches: int = 1, first: bool = False
+    plan: MeasurePlan,
+    estimate_ns: float,
+    wanted: int,
+    *,
+    launches: int = 1,
+    dispatches: int = 1,
+    first: bool = False,
 ) -> Submission:
     """A submission of as many of the `wanted` samples as its limit leaves room for behind the load.
 
@@ -126,7 +144,7 @@ def next_submission(
     each = max(estimate_ns, 1.0)
     most_ns = plan.max_submission_ms * MS
     load_ns = plan.warmup_ms * MS * (1.0 if first else _REWARM)
-    fill, load = load_of(min(load_ns, max(0.0, most_ns - launches * each)), each)
+    fill, load = load_of(min(load_ns, max(0.0, most_ns - launches * each)), each, dispatches)
     load = min(load, max(0, int(most_ns / each) - launches))
     room_ns = most_ns - fill * REFERENCE_NS - load * each
     room = max(1, int(room_ns / (launches * each)))
@@ -135,18 +153,18 @@ def next_submission(
     )
 
 
-def load_of(load_ns: float, each_ns: float) -> tuple[int, int]:
+def load_of(load_ns: float, each_ns: float, dispatches: int) -> tuple[int, int]:
     """Launches of the reference kernel, then of the job, that load the device for so long.
 
     The job itself, `each_ns` a launch, is the load that its samples shall find the device under. Of
-    a job that ends before the host has recorded the next launch, a few launches stand behind others
-    of the reference kernel.
+    a job whose dispatches end before the host has recorded the next, a few launches stand behind
+    others of the reference kernel.
     """
-    each = max(each_ns, 1.0)
+    each, most = max(each_ns, 1.0), -(-MAX_SHORT_DISPATCHES // dispatches)
     load = math.ceil(load_ns / each)
-    if each >= SHORT_NS or load <= MAX_SHORT_LAUNCHES:
+    if each >= dispatches * SHORT_NS or load <= most:
         return 0, load
-    return math.ceil((load_ns - MAX_SHORT_LAUNCHES * each) / REFERENCE_NS), MAX_SHORT_LAUNCHES
+    return math.ceil((load_ns - most * each) / REFERENCE_NS), most
 
 
 def _estimate(clock: Clock, plan: MeasurePlan) -> float:
@@ -155,7 +173,7 @@ def _estimate(clock: Clock, plan: MeasurePlan) -> float:
     load_ns = min(plan.warmup_ms * _PROBE, plan.max_submission_ms) * MS
     if load_ns < estimate_ns:
         return estimate_ns
-    fill, load = load_of(load_ns, estimate_ns)
+    fill, load = load_of(load_ns, estimate_ns, clock.dispatches)
     return min(clock.run(Submission(fill=fill, load=load, samples=2)).samples_ns)
 
 

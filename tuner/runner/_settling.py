@@ -133,7 +133,7 @@ def settle(clock: Clock, plan: MeasurePlan) -> Settled:
     spent_ns = each_ns
     slice_ns = min(SLICE_MS, plan.max_submission_ms) * MS
     while True:
-        fill, load = load_of(slice_ns, each_ns)
+        fill, load = load_of(slice_ns, each_ns, clock.dispatches)
         timed = clock.run(Submission(fill=fill, load=load, references=REFERENCES))
         spent_ns += timed.fill_ns + timed.load_ns + sum(timed.references_ns)
         each_ns = timed.load_ns / load

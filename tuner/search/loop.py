@@ -192,9 +192,7 @@ class _Loop:
         started = time.monotonic()
         self.tally.first_trial = self.tally.first_trial or started
         try:
-            record = self.evaluator.finish(
-                result, give_up_ns=self._give_up_ns(item), loaded=self.crew.keep_warm
-            )
+            record = self.evaluator.finish(result, give_up_ns=self._give_up_ns(item))
         except TrialLostDeviceError as lost:
             self.store.append(lost.record)
             booking.result()

@@ -282,6 +282,7 @@ class _Run:
             session=self.session,
             cases=self.cases[family.name],
             render=self.render,
+            idled=self.crew.keep_warm,
         )
 
     def _neighbours(self, family: Family) -> list[Values]:
