@@ -26,7 +26,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 BASELINE = "baseline"
 STRATEGIES = (
     *("scalar_f32", "packed_f16", "int_dot", "matrix", "lanes", "tiles", "matrix_lanes"),
-    *("packed", "workgroup", "parts", "shared", "teams", "direct", "staged"),
+    *("packed", "workgroup", "parts", "sliced", "teams", "direct", "staged"),
     *("deterministic", "atomic", "qsa_chain"),
 )
 """Each looks alike in all figures, by its place: new ones go to the end."""
