@@ -184,8 +184,8 @@ MISTAKES = {
     "turned by another entry": mistake(
         INDEX_BLOCKS,
         LANES,
-        "turned(value, rope_blocks[turn]",
-        "turned(value, rope_blocks[0]",
+        "vec4(rope_blocks[turn]",
+        "vec4(rope_blocks[0]",
         "keys",
     ),
     "not turned at all": mistake(
@@ -195,14 +195,14 @@ MISTAKES = {
         INDEX_BLOCKS, "baseline", "token < RATIO;", "token < RATIO - 1u;", "block_keys"
     ),
     "the other weight convention": mistake(
-        INDEX_Q, LANES, "(weight + WEIGHT_OFFSET)", "(weight + 1.0 - WEIGHT_OFFSET)", "index_query"
+        INDEX_Q, LANES, "[i] + WEIGHT_OFFSET)", "[i] + 1.0 - WEIGHT_OFFSET)", "index_query"
     ),
     "no eps": mistake(INDEX_Q, LANES, "+ EPS)", ")", "index_query"),
     "heads without the key between": mistake(
         INDEX_Q, LANES, FIRST_HEAD, "uint source = vector * INDEX_DIM;", "index_query"
     ),
     "turned the other way": mistake(
-        INDEX_Q, LANES, "cosine - quad.zw", "cosine + quad.zw", "index_query"
+        INDEX_Q, LANES, "entries.xz - quad.zw", "entries.xz + quad.zw", "index_query"
     ),
     "turned by another row's position": mistake(
         INDEX_Q, LANES, "uint turn = row *", "uint turn = 0u *", "index_query"

@@ -315,19 +315,19 @@ def test_steps_without_work_are_not_launched() -> None:
     text = f"{TUNED} select=workgroup"
     attention = [["attn_partials_q8"], ["gated_combine"]]
     appends = ["kv_append_q8", "index_append"]
-    scored = ["index_score", "qk_norm_rope"]
+    begun = ["index_q", "qk_norm_rope"]
     selective = msgspec.structs.replace(SMALL, rows=1)
-    end = [scored, ["index_select", *appends], *attention]
-    assert launches(selective, text) == [["index_blocks", "index_q"], *end]
+    end = [["index_score"], ["index_select", *appends], *attention]
+    assert launches(selective, text) == [["index_blocks", *begun], *end]
     assert launches(selective, f"{text} schedule=beside") == [
-        ["index_append", "index_q"],
-        ["index_blocks", "qk_norm_rope"],
-        ["index_score", "kv_append_q8"],
-        ["index_select"],
+        ["index_append", *begun],
+        ["index_blocks"],
+        ["index_score"],
+        ["index_select", "kv_append_q8"],
         *attention,
     ]
     within_a_block = msgspec.structs.replace(selective, context=65)
-    assert launches(within_a_block, text) == [["index_q"], *end]
+    assert launches(within_a_block, text) == [begun, *end]
     short = msgspec.structs.replace(selective, context=17)
     assert launches(short, text) == [["qk_norm_rope"], appends, *attention]
     dense = msgspec.structs.replace(selective, budget=0)

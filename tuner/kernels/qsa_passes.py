@@ -111,8 +111,8 @@ def _own(known: Mapping[str, int | float]) -> dict[str, int | float]:
 def _stretches(c: Candidate) -> Iterator[tuple[Pass, ...]]:
     """Passes between which there may be no barrier; each stretch needs those before it.
 
-    Norm and rope, and then the appends, are for the attention. So they go beside scores and
-    selection, the latter of which leaves most of a device idle.
+    Norm and rope and the appends are for the attention. So the appends go beside the selection,
+    which leaves most of a device idle, and norm and rope beside what comes first.
     """
     problem: QsaStepProblem = c.problem
 
@@ -131,9 +131,8 @@ def _stretches(c: Candidate) -> Iterator[tuple[Pass, ...]]:
         stretches += [(each,) for each in _taken(c, SELECT, SELECT.variants[c["select"]])]
     stretches = [each for each in stretches if each]
     stretches += [()] * (2 - len(stretches))
-    normed = min(1, len(stretches) - 2)
-    stretches[normed] += of("norm_rope")
-    stretches[normed + 1] += of("kv_append") + (keys if fresh else ())
+    stretches[0] += of("norm_rope")
+    stretches[-1] += of("kv_append") + (keys if fresh else ())
     yield from stretches
     yield _taken(c, ATTEND, lambda _size, _problem: attend_values(c))
     yield _taken(c, COMBINE, COMBINE.variants[c["combine"]])
