@@ -240,6 +240,11 @@ MISTAKES = {
     "last part lost": (COMBINE, "CHUNK - 1u) / CHUNK, push", "CHUNK - 1u) / CHUNK - 1u, push"),
     "maximum forgotten": (COMBINE, "- highest)", "- 0.0)"),
     "a part without tokens": (COMBINE, "has_tokens ? outputs[b][i] : vec2(0.0)", "outputs[b][i]"),
+    "earlier parts not rescaled": (
+        COMBINE,
+        "float old = exp2(joined.x - highest)",
+        "float old = 1.0",
+    ),
     "slices not joined": (COMBINE, "+ i], sums[i])", "+ i] * 0.0, sums[i])"),
 }
 

@@ -12,15 +12,16 @@ import pytest
 
 from tests.family_kernels import COMPILER, judged, launched
 from tests.golden_vectors import Array, Golden, load, names
-from tests.made_devices import gpu
+from tests.made_devices import gpu, narrow_cpu
 from tuner import templates
+from tuner.device_info import DeviceInfo
 from tuner.errors import UsageError
 from tuner.evaluate import Evaluator, ResidentCases, render_passes
 from tuner.kernels import family
 from tuner.kernels.base import Candidate, Operands, Values
 from tuner.kernels.indexer_operands import block_table, rope_table
 from tuner.kernels.qsa_operands import make_operands, scalars_of
-from tuner.kernels.space import canonical, legal, pairwise, parse_values
+from tuner.kernels.space import canonical, legal, pairwise, parse_values, reasons
 from tuner.oracle import judge
 from tuner.oracle.qsa_chain import chain_reference, chain_step, selective_rows
 from tuner.planar import PlanarLayout
@@ -37,7 +38,7 @@ ORACLE = 1e-6
 """What the vectors' README asks of a float64 oracle in a chain, relative 2-norm."""
 TUNED = "schedule=fresh light_steps=registers score=lanes4 attend=f32 combine=groups4"
 VARIANTS = {"baseline": "", "tuned": f"{TUNED} select=workgroup split=count:16"}
-IN_PARTS = f"{TUNED} select=parts16 split=count:16"
+IN_PARTS = f"{TUNED} select=parts32 split=count:16"
 BUFFERS = {
     "query_gate": "qg",
     "key": "k",
@@ -315,15 +316,15 @@ def test_steps_without_work_are_not_launched() -> None:
     text = f"{TUNED} select=workgroup"
     attention = [["attn_partials_q8"], ["gated_combine"]]
     appends = ["kv_append_q8", "index_append"]
-    begun = ["index_q", "qk_norm_rope"]
+    begun = ["qk_norm_rope", "index_q"]
     selective = msgspec.structs.replace(SMALL, rows=1)
-    end = [["index_score"], ["index_select", *appends], *attention]
-    assert launches(selective, text) == [["index_blocks", *begun], *end]
+    end = [["index_score", *appends], ["index_select"], *attention]
+    assert launches(selective, text) == [[*begun, "index_blocks"], *end]
     assert launches(selective, f"{text} schedule=beside") == [
-        ["index_append", *begun],
-        ["index_blocks"],
+        [*begun, "index_append"],
+        ["index_blocks", "kv_append_q8"],
         ["index_score"],
-        ["index_select", "kv_append_q8"],
+        ["index_select"],
         *attention,
     ]
     within_a_block = msgspec.structs.replace(selective, context=65)
@@ -382,3 +383,11 @@ def test_problems_say_what_they_refuse() -> None:
         QsaStepProblem(context=100, budget=-4)
     with pytest.raises(UsageError, match=r"budget \(18\) must be a multiple of ratio"):
         QsaStepProblem(context=100, budget=18)
+
+
+@pytest.mark.parametrize("device", [gpu(), narrow_cpu()], ids=["gpu", "cpu"])
+@pytest.mark.parametrize("place", range(len(geometries("qsa_step"))))
+def test_every_geometry_has_a_variant_to_begin_with(place: int, device: DeviceInfo) -> None:
+    problem = geometries("qsa_step")[place]
+    known = CHAIN.portable if device.is_cpu else CHAIN.starts
+    assert any(not reasons(CHAIN, canonical(CHAIN, each), problem, device) for each in known)

@@ -36,11 +36,12 @@ def find_device(selector: str | None) -> DeviceInfo:
 def starting_variant(family: Family, problem: Problem, device: DeviceInfo) -> Values:
     """The first known-good variant that is legal here, else the first legal one, else the baseline.
 
-    This is what `--set` changes.
+    This is what `--set` changes. Of a CPU it is one for any device: the others are good on a GPU.
     """
     from tuner.kernels import space
 
-    for values in (*family.starts, *family.portable, family.baseline):
+    known = (*family.starts, *family.portable, family.baseline)
+    for values in (*family.portable, *known) if device.is_cpu else known:
         if not space.reasons(family, values, problem, device):
             return values
     legal = space.legal(family, problem, device)

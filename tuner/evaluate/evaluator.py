@@ -299,7 +299,7 @@ class Evaluator:
         return self._cases.use(self._preparation.validation_cases, self._idled)
 
     def _judge(self, runs: Sequence[tuple[_Judged, Job]], draft: Draft) -> Findings:
-        """Launch all, then judge in turn, up to the first that fails."""
+        """Launch and judge in turn, up to the first that fails."""
         started = idle_since = time.perf_counter()
         arithmetic = self.family.arithmetic(draft.values)
         checks: list[Check] = []
@@ -307,11 +307,11 @@ class Evaluator:
         try:
             executions = self.runner.execute([(job, judged.workload) for judged, job in runs])
             for (judged, _), execution in zip(runs, executions, strict=True):
+                verdict = judged.verdict(execution, arithmetic)
+                checks.append(verdict.check)
                 if time.perf_counter() - idle_since > IDLE_SECONDS:
                     self._idled()
                     idle_since = time.perf_counter()
-                verdict = judged.verdict(execution, arithmetic)
-                checks.append(verdict.check)
                 if not verdict.ok:
                     failure = Failure(state="correctness", error=verdict.message)
                     break

@@ -81,13 +81,13 @@ STARTS: tuple[Values, ...] = tuple(
         (64, "16x16x16", 1),
         (8, "8x8x8", 2),
     )
-    for prefetch, subgroups, split in (
-        (0, 8, "device:1"),
-        (1, 8, "device:1"),
-        (0, 12, "device:1"),
-        (1, 4, "device:2"),
+    for prefetch, subgroups, rescale, split in (
+        (0, 8, "lagging", "device:1"),
+        (1, 8, "lagging", "device:1"),
+        (1, 6, "exact", "device:2"),
+        (0, 12, "lagging", "device:1"),
     )
-    for exchange, rescale in (("convert", "lagging"), ("shared", "lagging"))
+    for exchange in ("convert", "shared")
 )
 """Variants to try first; what they do not say is neutral."""
 

@@ -186,10 +186,10 @@ def combine_bytes(problem: GatedCombineProblem) -> int:
 
 
 def combine_cases(problem: GatedCombineProblem) -> tuple[ValidationCase, ...]:
-    """Small problems of the given heads: from one part to more than any workgroup has slices."""
+    """Small problems of the given heads: from one part to more than any workgroup joins at once."""
     sizes = {
         "one part": ("random", 1, 1),
-        "ragged": ("random", 4, 67),
+        "ragged": ("random", 3, 141),
         "vanishing": ("vanishing", 2, 13),
         "gates": ("gates", 2, 5),
     }

@@ -8,6 +8,9 @@ the chain's buffers. Steps that have nothing to do are not launched.
 
 from __future__ import annotations
 
+from itertools import chain, product
+from operator import ne
+
 from tuner.kernels import q8_parts
 from tuner.kernels.attn_partials_q8 import arithmetic
 from tuner.kernels.base import (
@@ -184,38 +187,44 @@ def _bytes_moved(problem: QsaStepProblem) -> int:
     return moved
 
 
-_LANE_SPLITS = ("count:64", "device:2")
+_SCHEDULES = ("fresh", "beside")
 _LISTS = (
     ("lanes8", "workgroup"),
+    ("lanes8", "parts32"),
     ("lanes4", "workgroup_short"),
-    ("lanes8", "parts16"),
     (BASELINE, BASELINE),
 )
 """Scores and selections to begin with."""
-STARTS: tuple[Values, ...] = tuple(
-    {
-        "schedule": schedule,
-        "subgroup_size": size,
-        "light_steps": "registers",
-        "score": score,
-        "select": select,
-        "attend": attend,
-        "split": split,
-        "combine": "groups8",
-    }
-    for size in (32, 64, 16, 8)
-    for schedule in ("fresh", "beside")
-    for score, select in _LISTS
-    for attend, split in (
-        ("f16_wide", "device:1"),
-        ("int_dot_wide", "device:1"),
-        ("matrix_lagging", "device:1"),
-        ("matrix", "device:1"),
-        ("matrix_shared", "device:1"),
-        ("matrix_sliced", "device:1"),
-        *((attend, split) for attend in ("f16", "f32", "int_dot") for split in _LANE_SPLITS),
-    )
+_ATTENTIONS = (
+    ("f16_wide", "device:1"),
+    ("int_dot_wide", "device:1"),
+    *((f"matrix{kind}", "device:1") for kind in ("_lagging", "", "_shared", "_sliced")),
+    *(product(("f16", "f32", "int_dot"), ("count:64", "device:2"))),
 )
+"""Attentions and their splits to begin with."""
+
+
+def _starts(size: int) -> tuple[Values, ...]:
+    """What differs least from the first choices comes first: each soon has its turn."""
+    choices = sorted(
+        product(_SCHEDULES, _LISTS, _ATTENTIONS),
+        key=lambda chosen: sum(map(ne, chosen, (_SCHEDULES[0], _LISTS[0], _ATTENTIONS[0]))),
+    )
+    return tuple(
+        {
+            "schedule": schedule,
+            "subgroup_size": size,
+            "light_steps": "registers",
+            "score": score,
+            "select": select,
+            "attend": attend,
+            "split": split,
+            "combine": "groups8",
+        }
+        for schedule, (score, select), (attend, split) in choices
+    )
+
+
 PORTABLE: tuple[Values, ...] = tuple(
     {
         "schedule": "beside",
@@ -228,9 +237,10 @@ PORTABLE: tuple[Values, ...] = tuple(
         "combine": "groups4",
     }
     for size in (32, 64, 16, 8)
-    for score in ("lanes8", "lanes4")
+    for score in ("lanes8", "lanes4", BASELINE)
     for attend in ("f16", "f32", "int_dot")
 )
+"""Those without scores are for dense steps."""
 
 QSA_CHAIN = Family(
     name="qsa_chain",
@@ -242,7 +252,7 @@ QSA_CHAIN = Family(
     bindings=BINDINGS,
     push_fields=PUSH_FIELDS,
     baseline=dict.fromkeys(("light_steps", "score", "select", "attend", "combine"), BASELINE),
-    starts=STARTS,
+    starts=tuple(chain.from_iterable(map(_starts, (32, 64, 16, 8)))),
     portable=PORTABLE,
     arithmetic=_arithmetic,
     passes=passes,

@@ -111,8 +111,8 @@ def _own(known: Mapping[str, int | float]) -> dict[str, int | float]:
 def _stretches(c: Candidate) -> Iterator[tuple[Pass, ...]]:
     """Passes between which there may be no barrier; each stretch needs those before it.
 
-    Norm and rope and the appends are for the attention. So the appends go beside the selection,
-    which leaves most of a device idle, and norm and rope beside what comes first.
+    Norm and rope and the appends are for the attention alone, so that they go beside whatever comes
+    first, and beside what follows it.
     """
     problem: QsaStepProblem = c.problem
 
@@ -125,14 +125,14 @@ def _stretches(c: Candidate) -> Iterator[tuple[Pass, ...]]:
     blocks = of("blocks") if problem.completes else ()
     query = of("query") if problem.selects else ()
     # Fresh block keys read what the cache had before its raw keys are appended.
-    stretches = [(*blocks, *query)] if fresh else [(*keys, *query), blocks]
+    stretches = [(*query, *blocks)] if fresh else [(*query, *keys), blocks]
     if problem.selects:
         stretches.append(_taken(c, SCORE, SCORE.variants[c["score"]]))
         stretches += [(each,) for each in _taken(c, SELECT, SELECT.variants[c["select"]])]
     stretches = [each for each in stretches if each]
     stretches += [()] * (2 - len(stretches))
-    stretches[0] += of("norm_rope")
-    stretches[-1] += of("kv_append") + (keys if fresh else ())
+    stretches[0] = (*of("norm_rope"), *stretches[0])
+    stretches[1] += of("kv_append") + (keys if fresh else ())
     yield from stretches
     yield _taken(c, ATTEND, lambda _size, _problem: attend_values(c))
     yield _taken(c, COMBINE, COMBINE.variants[c["combine"]])

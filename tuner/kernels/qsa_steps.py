@@ -189,7 +189,7 @@ SELECT = Step(
         "workgroup": _in_workgroup(1024, 32),
         "workgroup_short": _in_workgroup(1024, 8),
         "workgroup_half": _in_workgroup(512, 64),
-        "parts16": _in_parts(16, 512),
+        "parts32": _in_parts(32, 512),
         "parts64": _in_parts(64, 256),
     },
 )
@@ -274,12 +274,22 @@ ATTEND = Step(
 
 
 def _joined(dims: int, groups: int, slices: int) -> Made:
-    return lambda _size, _problem: {
-        "strategy": "sliced",
-        "combine_dims": dims,
-        "combine_groups": groups,
-        "combine_slices": slices,
-    }
+    """At most so many dimensions of a thread, and workgroups of a head: fewer where they do not
+    divide it."""
+
+    def made(_size: int, problem: QsaStepProblem) -> Mapping[str, Value]:
+        own = dims if problem.head_size % dims == 0 else 2
+        few = groups
+        while problem.head_size % (own * few) and few > 1:
+            few //= 2
+        return {
+            "strategy": "sliced",
+            "combine_dims": own,
+            "combine_groups": few,
+            "combine_slices": slices,
+        }
+
+    return made
 
 
 COMBINE = Step(
