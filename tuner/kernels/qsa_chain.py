@@ -207,8 +207,8 @@ _ATTENTIONS = (
 def _starts(size: int) -> tuple[Values, ...]:
     """What differs least from the first choices comes first: each soon has its turn."""
     choices = sorted(
-        product(_SCHEDULES, _LISTS, _ATTENTIONS),
-        key=lambda chosen: sum(map(ne, chosen, (_SCHEDULES[0], _LISTS[0], _ATTENTIONS[0]))),
+        product(_ATTENTIONS, _SCHEDULES, _LISTS),
+        key=lambda chosen: sum(map(ne, chosen, (_ATTENTIONS[0], _SCHEDULES[0], _LISTS[0]))),
     )
     return tuple(
         {
@@ -221,7 +221,7 @@ def _starts(size: int) -> tuple[Values, ...]:
             "split": split,
             "combine": "groups8",
         }
-        for schedule, (score, select), (attend, split) in choices
+        for (attend, split), schedule, (score, select) in choices
     )
 
 

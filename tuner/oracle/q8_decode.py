@@ -34,6 +34,8 @@ EXP_UNITS = 10.0
 """Units of U32 in the exponential of a part's maximum: 3 ulp, a multiplication, two roundings."""
 EXP_SLOPE_UNITS = 4.0
 """Units for each octave that the part's maximum lies below the common one."""
+PART_UNITS = 3.0
+"""Units for each part: an addition, and a quarter of a rescaling (an exponential, a product)."""
 GATE_UNITS = 16.0
 """Units for exponential, addition, two divisions, the product and the store."""
 
@@ -258,13 +260,14 @@ def _sigmoid(x: Floats) -> Floats:
 
 def _combine_bounds(partials: Array, gates: Floats, sigmoid: Floats) -> Floats:
     """Largest 2-norm [N] of the error of each gated output: a sum of at most P terms above and
-    below, each with its exponential, and the gate's; see docs/tolerances.md."""
+    below, each with its exponentials, and the gate's; see docs/tolerances.md."""
     written = _written(partials)
     values = np.where(written[..., None], partials.astype(np.float64), 0)
     below = np.where(written, values[..., 0], -np.inf)
     below = below.max(axis=-1, keepdims=True) - below
     factors = np.where(written, np.exp2(-below), 0)
-    units = EXP_UNITS + EXP_SLOPE_UNITS * np.where(written, below, 0) + written.sum(-1)[:, None]
+    units = 2 * EXP_UNITS + EXP_SLOPE_UNITS * np.where(written, below, 0)
+    units += PART_UNITS * written.sum(-1)[:, None]
     weight = (factors * values[..., 1]).sum(axis=-1)
     above = (units * factors)[..., None] * np.abs(values[..., 2:])
     under = (units * factors * values[..., 1]).sum(axis=-1) / weight
