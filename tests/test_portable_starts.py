@@ -88,6 +88,15 @@ def test_bench_and_set_start_from_a_tuned_variant() -> None:
         assert starting_variant(of, problem, device)["strategy"] != "baseline"
 
 
+def test_on_a_cpu_bench_starts_from_a_variant_for_any_device() -> None:
+    """One for GPUs, of 1,024 threads, took 16 times as long as the baseline there."""
+    of = family("gated_combine")
+    (problem, *_) = problems_of(of)
+    portable = [space.canonical(of, values) for values in of.portable]
+    assert starting_variant(of, problem, narrow_cpu()) in portable
+    assert starting_variant(of, problem, gpu()) not in portable
+
+
 def test_portable_starts_cost_no_trial_where_the_others_are_good() -> None:
     tells = toy_device(compute_units=4)
     assert space.starts(PORTABLE_TOY, SPACE, tells) == TOY.starts

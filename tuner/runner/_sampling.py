@@ -81,7 +81,7 @@ class Clock(Protocol):
 
     @property
     def dispatches(self) -> int:
-        """What a launch consists of."""
+        """Dispatches of a launch."""
         ...
 
     def run(self, submission: Submission) -> Timed:
