@@ -151,11 +151,6 @@ def test_answer_to_a_rounded_query_is_well_estimated(
     assert (estimated != exact).any()
 
 
-def test_bounds_are_computed_once() -> None:
-    reference = decode_reference(make_operands(small_problem(), "random", 1))
-    assert reference.bounds("f32")["out"] is reference.bounds("f32")["out"]
-
-
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_quantisation_stays_within_its_bound(geometry: str) -> None:
     shares = []
