@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -411,6 +412,18 @@ def test_the_summary_says_that_nothing_was_right() -> None:
         family=TOY, problem=toy_problem(), ended="seconds", legal=9, trials=12, measured=12
     )
     assert "no correct" in summary._variant(result)
+
+
+def test_the_summary_says_that_nothing_beat_the_baseline() -> None:
+    values = [
+        {"mode": mode, "width": 32, "unroll": 1, "tile": 1, "split": 1}
+        for mode in ("plain", "half")
+    ]
+    plain, half = (made_record(family=TOY.name, values=each) for each in values)
+    result = ProblemResult(family=TOY, problem=toy_problem(), ended="seconds", baseline=plain)
+    assert summary._variant(replace(result, best=plain)).endswith("baseline: nothing was faster")
+    assert summary._variant(replace(result, best=half)).startswith("mode=half")
+    assert "baseline" not in summary._variant(replace(result, best=half))
 
 
 def test_a_system_without_workers_is_told_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,6 +207,14 @@ def test_the_context_axis_is_binary_and_lines_are_the_best_of_a_strategy() -> No
     assert {"4k", "16k", "h32/8 d128, 1 sequence", "int_dot", "packed_f16"} <= set(words(figure))
 
 
+def test_a_family_without_strategies_has_a_baseline_all_the_same() -> None:
+    plain, tuned = ({"schedule": name} for name in ("serial", "beside"))
+    made = [made_record(decode(1, 4096), each, family="qsa_chain") for each in (plain, tuned)]
+    figure = plots.utilisation_by_context(made, gpu(), baseline_of=lambda _: plain)
+    (legend,) = figure.legends
+    assert {text.get_text() for text in legend.get_texts()} > {"baseline", "qsa_chain"}
+
+
 def test_a_strategy_looks_alike_whichever_others_are_shown() -> None:
     names = ("baseline", "scalar_f32", "packed_f16", "int_dot", "matrix", "a new one")
     made = [made_record(decode(1, 4096), {**BASELINE, "strategy": name}) for name in names]

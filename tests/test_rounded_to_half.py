@@ -50,3 +50,4 @@ def test_every_float16_and_what_lies_between(vulkan_runner: VulkanRunner) -> Non
     with np.errstate(over="ignore"):
         right = values.astype(np.float16).astype(np.float32)
     np.testing.assert_array_equal(found, right)
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(right))

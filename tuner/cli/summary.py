@@ -180,7 +180,9 @@ def _variant(result: ProblemResult) -> str:
     if result.best is None:
         why = result.error or ("no correct variant" if result.trials else "nothing was tried yet")
         return why.removeprefix(f"{result.problem.label} ")
-    return describe(result.family, result.best.values)
+    said = describe(result.family, result.best.values)
+    beaten = result.baseline is None or result.best.values != result.baseline.values
+    return said if beaten else f"{said}, the baseline: nothing was faster"
 
 
 def _priced(result: ProblemResult, record: Record) -> str:

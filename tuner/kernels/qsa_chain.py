@@ -8,8 +8,7 @@ the chain's buffers. Steps that have nothing to do are not launched.
 
 from __future__ import annotations
 
-from itertools import chain, product
-from operator import ne
+from itertools import product
 
 from tuner.kernels import q8_parts
 from tuner.kernels.attn_partials_q8 import arithmetic
@@ -204,27 +203,28 @@ _ATTENTIONS = (
 """Attentions and their splits to begin with."""
 
 
-def _starts(size: int) -> tuple[Values, ...]:
-    """What differs least from the first choices comes first: each soon has its turn."""
-    choices = sorted(
-        product(_ATTENTIONS, _SCHEDULES, _LISTS),
-        key=lambda chosen: sum(map(ne, chosen, (_ATTENTIONS[0], _SCHEDULES[0], _LISTS[0]))),
+_FIRST = (_ATTENTIONS[0], _SCHEDULES[0], _LISTS[0])
+STARTS: tuple[Values, ...] = tuple(
+    {
+        "schedule": schedule,
+        "subgroup_size": size,
+        "light_steps": "registers",
+        "score": score,
+        "select": select,
+        "attend": attend,
+        "split": split,
+        "combine": "groups8",
+    }
+    for (attend, split), schedule, (score, select) in (
+        _FIRST,
+        *((_FIRST[0], _FIRST[1], each) for each in _LISTS[1:]),
+        *((_FIRST[0], each, _FIRST[2]) for each in _SCHEDULES[1:]),
+        *((each, _FIRST[1], _FIRST[2]) for each in _ATTENTIONS[1:]),
+        *((each, "beside", (BASELINE, BASELINE)) for each in _ATTENTIONS[:4]),
     )
-    return tuple(
-        {
-            "schedule": schedule,
-            "subgroup_size": size,
-            "light_steps": "registers",
-            "score": score,
-            "select": select,
-            "attend": attend,
-            "split": split,
-            "combine": "groups8",
-        }
-        for (attend, split), schedule, (score, select) in choices
-    )
-
-
+    for size in (32, 64, 16, 8)
+)
+"""What differs from the first choice in one place; then those of dense steps."""
 PORTABLE: tuple[Values, ...] = tuple(
     {
         "schedule": "beside",
@@ -252,7 +252,7 @@ QSA_CHAIN = Family(
     bindings=BINDINGS,
     push_fields=PUSH_FIELDS,
     baseline=dict.fromkeys(("light_steps", "score", "select", "attend", "combine"), BASELINE),
-    starts=tuple(chain.from_iterable(map(_starts, (32, 64, 16, 8)))),
+    starts=STARTS,
     portable=PORTABLE,
     arithmetic=_arithmetic,
     passes=passes,

@@ -111,8 +111,8 @@ def _own(known: Mapping[str, int | float]) -> dict[str, int | float]:
 def _stretches(c: Candidate) -> Iterator[tuple[Pass, ...]]:
     """Passes between which there may be no barrier; each stretch needs those before it.
 
-    Norm and rope and the appends are for the attention alone, so that they go beside whatever comes
-    first, and beside what follows it.
+    Norm, rope and the append of keys and values are for the attention, and fresh raw keys for the
+    next step. So they go beside whatever comes first, and beside what follows it.
     """
     problem: QsaStepProblem = c.problem
 

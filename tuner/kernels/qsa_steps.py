@@ -274,8 +274,8 @@ ATTEND = Step(
 
 
 def _joined(dims: int, groups: int, slices: int) -> Made:
-    """At most so many dimensions of a thread, and workgroups of a head: fewer where they do not
-    divide it."""
+    """`dims` dimensions a thread and `groups` workgroups a head, or fewer where these do not divide
+    the head."""
 
     def made(_size: int, problem: QsaStepProblem) -> Mapping[str, Value]:
         own = dims if problem.head_size % dims == 0 else 2

@@ -178,7 +178,8 @@ def _panels(listed: Sequence[Outcome], peers: Sequence[Peer]) -> list[_Panel]:
         known[key] = problem
         for record in outcome.records:
             if record.is_timed and record.utilisation is not None:
-                line = groups.setdefault(key, {}).setdefault(_strategy(record), {})
+                strategy = _strategy(record, outcome.baseline)
+                line = groups.setdefault(key, {}).setdefault(strategy, {})
                 best = line.get(problem.extent, 0.0)
                 line[problem.extent] = max(best, 100 * record.utilisation)
     return [
@@ -198,8 +199,12 @@ def _peers_within(
     return best_by_context(p for p in peers if p.solves(problem) and p.context <= longest)
 
 
-def _strategy(record: Record) -> str:
-    return str(record.values.get("strategy", record.family))
+def _strategy(record: Record, baseline: Record | None) -> str:
+    """A variant's strategy; of a family that has no such parameter it is the baseline's, or not."""
+    if "strategy" in record.values:
+        return str(record.values["strategy"])
+    is_baseline = baseline is not None and record.values == baseline.values
+    return style.BASELINE if is_baseline else record.family
 
 
 def _token_axis(axes: Axes, contexts: Sequence[int]) -> None:
